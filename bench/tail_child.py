@@ -22,6 +22,7 @@ RECORD = struct.Struct("<iqd")
 _KEY = re.compile(rb'\n?data: .*?"evermark":.*?"key":"(\d+)"')
 _SLOW_BYTES = 8 * 1024
 _SLOW_EVERY_S = 1.0
+_SLOW_BUFFER_BYTES = 64 * 1024
 
 
 @dataclass(eq=False)
@@ -67,7 +68,7 @@ class Clients:
 
     def _slow(self, count: str, path: str) -> None:
         for _ in range(int(count)):
-            self._connected(path).slow = True
+            self._connected(path, _SLOW_BUFFER_BYTES).slow = True
 
     def _hurry(self, count: str) -> None:
         for client in [one for one in self._all if one.slow][: int(count)]:
@@ -84,8 +85,12 @@ class Clients:
         self._file.flush()
         self._records.clear()
 
-    def _connected(self, path: str) -> Client:
-        connection = socket.create_connection(("127.0.0.1", self._port), timeout=60)
+    def _connected(self, path: str, buffer_bytes: int = 0) -> Client:
+        connection = socket.socket()
+        if buffer_bytes:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer_bytes)
+        connection.settimeout(60)
+        connection.connect(("127.0.0.1", self._port))
         # HTTP/1.0: the answer is what comes, without chunks.
         connection.sendall(f"GET {path} HTTP/1.0\r\nAuthorization: Bearer {self._token}\r\n\r\n".encode())
         client = Client(len(self._all), connection)

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
-from collections.abc import Sequence
+import time
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import pyarrow as pa
 
 from evermark.log.read import FileRange, LogReader
 from evermark.log.row_reader import I64, ROWS, RowReader, require_codes
 from evermark.log.span import row_addresses
 
-_KEPT_BYTES_MAX = 32 * 1024 * 1024
-_LEFT_MAX = 4
-_LEFT_ROWS_MAX = 4_000_000
+# What is read and looked through at a time, for pieces that are smaller.
+_WINDOW_ROWS = 20_000
+_WINDOW_BYTES_MAX = 16 * 1024 * 1024
+# Files that were replaced stay for an hour.
+_WINDOWS_MAX, _KEPT_ROWS_MAX, _WINDOW_AGE_S = 4, 500_000, 300.0
 
 
 @dataclass(frozen=True)
@@ -29,25 +33,46 @@ class LogPiece:
 
 
 @dataclass(frozen=True)
-class _Left:
-    """Rows whose addresses are known, and that were not asked for yet."""
+class _Window:
+    """All rows of some batches in log order, by their addresses."""
 
+    partition: int
+    after: int
+    to: int
     codes: I64
     numbers: I64
-    to: int
+    batches: I64
+    positions: pa.Array  # as it is: a batch may have millions of rows
     reader: RowReader
     paths: tuple[str, ...]
+    made_at: float
+
+    def holds(self, partition: int, batch: int) -> bool:
+        return self.partition == partition and self.after <= batch < self.to
+
+    def mark(self, row: int) -> tuple[int, str]:
+        """Where a reader is that is done with a row."""
+        return int(self.batches[row]) - 1, str(self.positions[row].as_py())
+
+    def index_of(self, batch: int, through: str) -> int:
+        """Of the first row after a place."""
+        low, high = (int(n) for n in np.searchsorted(self.batches, [batch + 1, batch + 2]))
+        if not through:
+            return low
+        return bisect_right(range(high), through, low, high, key=lambda row: self.positions[row].as_py())
 
 
 class PieceReader:
     """Of one source. Safe to use from several threads.
 
-    A huge batch is looked through once and not for each of its pieces: what is left of it is kept for whoever goes on.
+    Large and merged files are looked through in windows, of which a few are kept: readers that are near each other, and
+    the next pieces of the same reader, find their rows there.
     """
 
-    def __init__(self, reader: LogReader) -> None:
+    def __init__(self, reader: LogReader, clock: Callable[[], float] = time.monotonic) -> None:
         self._reader = reader
-        self._left: OrderedDict[tuple[int, int, str], _Left] = OrderedDict()
+        self._clock = clock
+        self._windows: list[_Window] = []
         self._lock = threading.Lock()
 
     def first_batch(self, partition: int) -> int | None:
@@ -57,41 +82,57 @@ class PieceReader:
 
     def next(self, partition: int, batch: int, through: str, to: int, rows_max: int, bytes_max: int) -> LogPiece:
         """Rows after (batch, through) up to and with batch `to`; at least one, if there is any."""
-        key = (partition, batch, through)
-        with self._lock:
-            left = self._left.pop(key, None)
-        left = left or self._found(partition, batch, through, to, rows_max)
-        if left is None:
-            return LogPiece(pa.RecordBatch.from_pylist([], schema=ROWS), to, "", ())
-        count = min(rows_max, left.reader.rows_within(bytes_max), len(left.codes))
-        rows = left.reader.pick(left.codes[:count], left.numbers[:count])
-        if count == len(left.codes):
-            return LogPiece(rows, left.to, "", left.paths)
-        reached = rows.column("batch")[-1].as_py() - 1, rows.column("position")[-1].as_py()
-        rest = _Left(left.codes[count:], left.numbers[count:], left.to, left.reader, left.paths)
-        with self._lock:
-            self._left[partition, *reached] = rest
-            while len(self._left) > 1 and (len(self._left) > _LEFT_MAX or self._rows_left() > _LEFT_ROWS_MAX):
-                self._left.popitem(last=False)
-        return LogPiece(rows, *reached, left.paths)
+        window = self._kept(partition, batch) or self._found(partition, batch, to)
+        while window is not None:
+            start, end = window.index_of(batch, through), int(np.searchsorted(window.batches, to, "right"))
+            if start < end:
+                with self._lock:  # a window's reader is for one thread at a time
+                    count = min(rows_max, window.reader.rows_within(bytes_max), end - start)
+                    rows = window.reader.pick(
+                        window.codes[start : start + count], window.numbers[start : start + count]
+                    )
+                return self._piece(window, rows, start + count, min(to, window.to))
+            # All of these batches were forgotten, or are done with.
+            batch, through = min(to, window.to), ""
+            window = self._found(partition, batch, to) if batch < to else None
+        return LogPiece(pa.RecordBatch.from_pylist([], schema=ROWS), to, "", ())
 
-    def _rows_left(self) -> int:
-        return sum(len(left.codes) for left in self._left.values())
+    def _piece(self, window: _Window, rows: pa.RecordBatch, next_row: int, to: int) -> LogPiece:
+        if next_row == len(window.codes) or window.batches[next_row] > to:
+            return LogPiece(rows, to, "", window.paths)
+        with self._lock:
+            self._windows = few_windows([window, *(one for one in self._windows if one is not window)])
+        return LogPiece(rows, *window.mark(next_row - 1), window.paths)
 
-    def _found(self, partition: int, batch: int, through: str, to: int, rows_max: int) -> _Left | None:
-        """The next rows that there are, and a few more; None if there are none."""
-        while batch < to:
-            chosen, end = few_files(self._reader.files_of(partition, batch, to), batch, to, rows_max)
-            if not chosen:
-                return None
-            paths = tuple(file.path for file in chosen)
-            require_codes(paths)
-            found = row_addresses(paths, partition, batch, end, exact=False, through=through)
-            if len(found.codes):
-                reader = RowReader(paths, _KEPT_BYTES_MAX)
-                return _Left(found.codes, found.numbers, end, reader, paths)
-            batch, through = end, ""  # all of these batches were forgotten, or are done with
-        return None
+    def _kept(self, partition: int, batch: int) -> _Window | None:
+        with self._lock:
+            oldest = self._clock() - _WINDOW_AGE_S
+            self._windows = [one for one in self._windows if one.made_at >= oldest]
+            return next((one for one in self._windows if one.holds(partition, batch)), None)
+
+    def _found(self, partition: int, batch: int, to: int) -> _Window | None:
+        """The batches that come next; None if there are no files of them."""
+        chosen, end = few_files(self._reader.files_of(partition, batch, to), batch, to, _WINDOW_ROWS)
+        if not chosen:
+            return None
+        paths = tuple(file.path for file in chosen)
+        require_codes(paths)
+        found = row_addresses(paths, partition, batch, end, exact=False)
+        batches, positions = found.batches.to_numpy(), found.positions.combine_chunks()
+        reader = RowReader(paths, _WINDOW_BYTES_MAX)
+        made_at = self._clock()
+        return _Window(partition, batch, end, found.codes, found.numbers, batches, positions, reader, paths, made_at)
+
+
+def few_windows(windows: Sequence[_Window]) -> list[_Window]:
+    """The first of them, and of the others as many as are not too large together."""
+    kept, rows = list(windows[:1]), len(windows[0].codes)
+    for one in windows[1:_WINDOWS_MAX]:
+        rows += len(one.codes)
+        if rows > _KEPT_ROWS_MAX:
+            break
+        kept.append(one)
+    return kept
 
 
 def few_files(files: Sequence[FileRange], after: int, to: int, rows_max: int) -> tuple[list[FileRange], int]:

@@ -35,12 +35,14 @@ _SCHEMA = pa.schema(
 
 @dataclass(frozen=True)
 class RowAddresses:
-    """By row: the file's code, the row's number in it, and two columns of it."""
+    """By row: the file's code, the row's number in it, and some columns of it."""
 
     codes: I64
     numbers: I64
     streams: pa.ChunkedArray
     ops: pa.ChunkedArray
+    batches: pa.ChunkedArray  # null, as positions are, where the files hold nothing else and are in order
+    positions: pa.ChunkedArray
 
 
 def row_addresses(
@@ -67,7 +69,8 @@ def row_addresses(
     found = pa.concat_tables(tables)
     if not whole and not in_order(*(found[name] for name in _ORDERED)):
         found = found.take(pc.sort_indices(found, sort_keys=[(name, "ascending") for name in _ORDERED]))
-    return RowAddresses(found["code"].to_numpy(), found["number"].to_numpy(), found["stream"], found["op"])
+    columns = (found[name] for name in ("stream", "op", *_ORDERED))
+    return RowAddresses(found["code"].to_numpy(), found["number"].to_numpy(), *columns)
 
 
 def _in_group(file: pq.ParquetFile, group: int, code: int, first: int, wanted: Wanted | None) -> pa.Table:

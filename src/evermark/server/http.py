@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 import socket
 import threading
 from contextlib import suppress
@@ -22,10 +23,13 @@ from evermark.server.tokens import Tokens
 # Requests under way may end by themselves for this long when the server stops; then their clients see it hang up.
 _STOP_WAIT_S = 1
 _REQUEST_WAIT_S = 15.0
+_STUCK_LOOKS = 4  # of so many seconds each
 _KEEP_ALIVE_S = 75
 _DATE_EVERY_S = 1.0
 _HEAD_BYTES_MAX = 16 * 1024
+_SEND_BUFFER_BYTES = 128 * 1024
 _CONNECTIONS_MAX = 10_000
+_DESCRIPTORS_MAX = 20_000
 
 
 class Server:
@@ -63,6 +67,7 @@ class Server:
 
     def start(self) -> None:
         """The server listens when this returns. Outside the main thread uvicorn leaves signals alone."""
+        _allow_descriptors()
         try:
             self._sockets = _listening(self._host, self.port)
         except OSError as error:
@@ -102,10 +107,16 @@ class _Uvicorn(uvicorn.Server):
 
 
 class _Protocol(H11Protocol):
-    """Hangs up on a client that is slow to send its request: uvicorn itself would wait for it for ever."""
+    """Hangs up on a client that is slow to send its request, or takes nothing of its answer: uvicorn itself would wait
+    for it for ever.
+    """
+
+    _left = _stuck = 0  # bytes that wait for the client, and how many looks ago they were as many
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        # The system would let it grow to megabytes: with thousands of slow clients of the live tail that is gigabytes.
+        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
         self._look((None, None))
 
     def _look(self, before: tuple[object, object]) -> None:
@@ -114,10 +125,23 @@ class _Protocol(H11Protocol):
             return
         is_kept_alive = self.timeout_keep_alive_task is not None  # and uvicorn ends it
         is_unfinished = now[0] is h11.SEND_BODY or (now[0] is h11.IDLE and not is_kept_alive)
+        left = self.transport.get_write_buffer_size()
+        self._stuck = self._stuck + 1 if left and left == self._left else 0
+        self._left = left
         if is_unfinished and now == before:
             self.transport.close()
+        elif self._stuck >= _STUCK_LOOKS:
+            self.transport.abort()  # to close it would wait for these bytes, too
         else:
             self.loop.call_later(_REQUEST_WAIT_S, self._look, now)
+
+
+def _allow_descriptors() -> None:
+    """As many as this user may have: each client of the live tail is one. Many systems begin with 1 024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _DESCRIPTORS_MAX if hard == resource.RLIM_INFINITY else min(hard, _DESCRIPTORS_MAX)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _listening(host: str, port: int) -> list[socket.socket]:

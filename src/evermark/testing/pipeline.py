@@ -37,13 +37,14 @@ from evermark.testing.until import until
 # How long a condition is waited for: a busy machine is no failure. How quick the product is, `make bench` says.
 PATIENCE_S = 300.0
 
+TOKEN = "token-of-whoever-looks-at-a-scene"
 _COMMAND = [sys.executable, "-m", "evermark.cli.main"]
 
 _CONFIG = """\
 version: 1
 name: scene
 data: {data}
-server: {{listen: "127.0.0.1:0"}}
+server: {{listen: "127.0.0.1:0", tokens: {{scene: "${{SCENE_TOKEN}}"}}}}
 sources:
   {source}: {settings}
 subscriptions:
@@ -123,10 +124,14 @@ class Instance:
     def said(self, text: str) -> bool:
         return text in self.text()
 
+    def listens_on(self) -> str | None:
+        """Its address, once it is up."""
+        lines = (json.loads(line) for line in self.log.read_text().splitlines() if line.startswith("{"))
+        return next((line["listen"] for line in lines if line["event"] == "up"), None)
+
     def ask(self, path: str) -> tuple[int, str]:
         """Status and text of an answer over HTTP; (0, "") before it is up. The address is in its own log."""
-        lines = (json.loads(line) for line in self.log.read_text().splitlines() if line.startswith("{"))
-        listen = next((line["listen"] for line in lines if line["event"] == "up"), None)
+        listen = self.listens_on()
         if listen is None:
             assert not self.died(), self.log.read_text()[-3000:]
             return 0, ""
@@ -187,7 +192,7 @@ class Stage(ABC):
         self._options = options
         self.config = folder / "evermark.yaml"
         self.log_root: Place = folder / "data" / "log"
-        self.env = {**os.environ, "SCENE_SECRET": self._secret}
+        self.env = {**os.environ, "SCENE_SECRET": self._secret, "SCENE_TOKEN": TOKEN}
         self._instances: list[Instance] = []
 
     @abstractmethod

@@ -167,3 +167,25 @@ def test_a_failure_of_a_probe_is_logged_and_told_as_500(capfd: pytest.CaptureFix
         connection.close()
     said = capfd.readouterr()
     assert "a bug" in said.out + said.err and "Traceback" not in said.err
+
+
+def test_a_client_that_takes_nothing_of_its_answer_is_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """GIVEN an answer larger than all buffers WHEN its client reads nothing THEN the server hangs up in a while."""
+    monkeypatch.setattr(server_module, "_REQUEST_WAIT_S", 0.05)
+    server, ended = made(), []
+
+    async def much() -> AsyncIterator[bytes]:
+        try:
+            for _ in range(1_000):
+                yield b"x" * 65536
+                await asyncio.sleep(0)
+        finally:
+            ended.append(True)
+
+    async def answer(_: Request) -> StreamingResponse:
+        return StreamingResponse(much())
+
+    server.app.router.routes.append(Route("/much", answer))
+    with started(server), socket.create_connection(("127.0.0.1", server.port), timeout=10) as client:
+        client.sendall(b"GET /much HTTP/1.1\r\nHost: x\r\n\r\n")
+        until(lambda: ended, "the answer was given up")

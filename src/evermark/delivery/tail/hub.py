@@ -44,8 +44,8 @@ from evermark.log.pieces import LogPiece
 T = TypeVar("T")
 
 TICK_S = 5.0
-# A client that reads the log is sent one chunk at a time; it may want few of the rows that are read for it.
-_AHEAD = 4
+# A body is about twice as large as its row in the log: so much is read for a client that is sent one chunk at a time.
+_GROWTH = 2
 LINGER_S = 30.0  # a hub without clients stays so long: they may be about to come back
 
 
@@ -54,6 +54,7 @@ class TailLimits:
     poll_s: float = 0.25  # batches of other instances are found by looking; of this one, its lanes tell
     heartbeat_s: float = 15.0
     retry_s: float = 1.0
+    join_s: float = 10.0  # a new client is told to come back if the hub does not get to its place
     rows: int = 1_000  # of a piece of the log
     rows_bytes: int = 4 * 1024 * 1024
     chunk_bytes: int = 64 * 1024  # about so much is sent to a client at a time
@@ -322,11 +323,12 @@ class Hub:
         else:
             places = await self.read(lambda: started_at(self.log, end, start))
         # Another instance may have been ahead of this one: here, too, the log is read up to where the client is.
+        deadline = self.clock() + limits.join_s
         while not is_done(self.ring.places, places):
             self.wake()
             await asyncio.sleep(limits.retry_s / 100)
-            if self.closing:
-                raise BusyError("this instance is stopping", hint="connect again")
+            if self.closing or self.clock() > deadline:
+                raise BusyError("the live tail cannot be read on just now", hint="connect again in a moment")
         return Client(self, wish, places, told)
 
 
@@ -430,7 +432,7 @@ class Client:
                     places = moved(places, place, cursor)
                     found.append(resync_event(lost, places))
                     continue
-                piece = log.piece(place, cursor, to, limits.rows, _AHEAD * limits.chunk_bytes)
+                piece = log.piece(place, cursor, to, limits.rows, limits.chunk_bytes // _GROWTH)
                 piece = _until(piece, last.cursor)
                 rows = matched_one(_ready_alone(self.wish), self.wish, place, piece, self._hub.by_spark)
                 texts = events(piece.rows.take(rows), place, places, historical=True) if len(rows) else []
