@@ -59,6 +59,7 @@ def test_s13_an_etcd_that_is_killed_and_all_checkpoints_deleted_lose_and_double_
             assert instance.ask("/readyz")[0] == 200, instance.ask("/readyz")
             assert json.loads(instance.ask("/health")[1])["status"] == "degraded"
             assert not instance.said("a gap was found")
+            assert "its checkpoints cannot be read: " in scene.run("status").stderr
             store.start()
             until(lambda: away(instance) == {}, "the store is used again")
         finally:

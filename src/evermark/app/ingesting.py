@@ -194,7 +194,7 @@ class SourceRunner(SavingNews):
         self._monitor: SourceMonitor | None = None
         self._maintaining: Task | None = None
         self._task: Task | None = None
-        self._store_is_away = False
+        self._store_is_away: bool | None = None  # None: not known yet; an owner before this one may have said it
 
     def start(self, on_end: Callable[[], None]) -> None:
         """`on_end` is called when the source is let go of."""
@@ -214,6 +214,7 @@ class SourceRunner(SavingNews):
     # news of the owner
 
     def standby(self) -> None:
+        self.board.store_back(self.name)
         for partition in self._owner.partitions():
             self.board.put(self.name, partition, PartitionHealth.STANDBY)
 
@@ -223,8 +224,6 @@ class SourceRunner(SavingNews):
 
     def owned(self) -> None:
         self.metrics.lease_held.labels(source_lease(self.name)).set(1)
-        self.board.store_back(self.name)  # until this owner finds out that it is away
-        self._show_breaker("checkpoints", BreakerState.CLOSED)
         released = self._released = self.runtime.wake()
         self._maintaining = self.runtime.spawn(f"maintenance {self.name}", lambda: self._maintain(released))
         self._monitor = SourceMonitor(self._source, self.name, self.board, self.metrics)
@@ -272,6 +271,8 @@ class SourceRunner(SavingNews):
     def saved(self, partition: int, took_s: float) -> None:
         self.metrics.checkpoints_saved.labels(self.name, partition).inc()
         self.metrics.checkpoint_seconds.labels(self.name).observe(took_s)
+        if self._store_is_away is None:
+            self._say_store_is_there()
 
     def away(self, partition: int, error: EvermarkError, breaker: BreakerState) -> None:
         self.metrics.checkpoint_errors.labels(self.name, partition).inc()
@@ -284,10 +285,13 @@ class SourceRunner(SavingNews):
             )
 
     def back(self) -> None:
+        self._say_store_is_there()
+        self._log.info("checkpoints are saved again")
+
+    def _say_store_is_there(self) -> None:
         self._store_is_away = False
         self._show_breaker("checkpoints", BreakerState.CLOSED)
         self.board.store_back(self.name)
-        self._log.info("checkpoints are saved again")
 
     def _show_breaker(self, of: str, breaker: BreakerState) -> None:
         for state in BreakerState:

@@ -8,9 +8,11 @@ import pickle
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from evermark.app.build import Deployment
+from evermark.breaker import Breaker, BreakerLimits
 from evermark.checkpoints.base import Checkpoint, CheckpointStore
 from evermark.delivery.base import BEGINNING, CursorVector, SourcePartition
 from evermark.delivery.status import durable_heads
@@ -232,6 +234,8 @@ class SourceLook:
     board: HealthBoard
     clock: Clock
     heads: HeadStore | None = None
+    _store: Breaker = field(default_factory=lambda: Breaker(BreakerLimits(threshold=1)), init=False)
+    _away: EvermarkError | None = field(default=None, init=False)
     _known_heads: Mapping[int, Head] = field(default_factory=dict, init=False)
     _known: Mapping[int, Checkpoint] = field(default_factory=dict, init=False)
     _copy: Source | None = field(default=None, init=False)
@@ -297,16 +301,17 @@ class SourceLook:
 
     def _taken(self) -> tuple[Mapping[int, Head], Mapping[int, Checkpoint]]:
         """While a store is away, as it was seen last: how a source is does not depend on it."""
-        trouble: EvermarkError | None = None
-        try:
+        with suppress(*AWAY):
             self._known_heads = self.heads.load(self.name) if self.heads is not None else {}
-        except AWAY as error:
-            trouble = error
-        try:
-            self._known = self.checkpoints.list(self.name)
-        except AWAY as error:
-            if not (self._known or self._known_heads):
-                raise trouble or error from None
+        if not self._store.wait_s(self.clock()):
+            try:
+                self._known, self._away = self.checkpoints.list(self.name), None
+                self._store.succeeded()
+            except AWAY as error:
+                self._store.failed(self.clock())  # one that hangs would make every answer late
+                self._away = error
+        if self._away is not None and not (self._known or self._known_heads):
+            raise self._away
         return self._known_heads, self._known
 
 

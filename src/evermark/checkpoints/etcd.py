@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from etcd3gw import Etcd3Client
-from etcd3gw.exceptions import Etcd3Exception
+from etcd3gw.exceptions import ConnectionFailedError, ConnectionTimeoutError, Etcd3Exception
 
 from evermark.checkpoints.base import Checkpoint
 from evermark.checkpoints.kinds import CheckpointConfig, EtcdConfig
@@ -152,6 +152,10 @@ def _base64(data: bytes) -> str:
 
 def _said(error: Exception) -> str:
     """Without the parts of a request: they may name a password."""
+    if isinstance(error, ConnectionTimeoutError):
+        return f"no answer within {TIMEOUT_S:g} s"
+    if isinstance(error, ConnectionFailedError):
+        return "no connection"
     return str(getattr(error, "detail_text", None) or type(error).__name__)[:_TEXT_MAX]
 
 

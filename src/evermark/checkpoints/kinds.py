@@ -7,6 +7,7 @@ import importlib.util
 import re
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Self
 from urllib.parse import urlsplit
 
@@ -67,6 +68,12 @@ def _prefix(text: str) -> str:
     return text
 
 
+def _absolute(text: str) -> str:
+    if not Path(text).is_absolute() or "\0" in text:
+        raise refusal("expected the absolute path of a file")
+    return text
+
+
 def _mongo_url(value: Any) -> Secret | Sealed:
     secret = secret_of(value)
     if isinstance(secret, Secret):
@@ -81,7 +88,7 @@ def _one_or_more(value: Any) -> Any:
 
 
 _Hidden = PlainSerializer(lambda _: HIDDEN)
-_File = Annotated[str, Field(min_length=1, max_length=1024)]
+_File = Annotated[str, Field(max_length=1024), AfterValidator(_absolute)]
 
 
 class EtcdConfig(Model):

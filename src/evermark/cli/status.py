@@ -122,6 +122,8 @@ def _show(document: dict[str, Any]) -> None:
                 named = ", ".join(sorted(said.get("stale", {}))[:3]) + (" …" if count > 3 else "")
                 row["note"] = f"{count} stale: {named}; see `evermark doctor`"
             row["lag"] = f"{said['lag_s']:.1f} s" if said.get("lag_s") is not None else None
+        for source, why in told.get("checkpoints_away", {}).items():
+            say(f"{source}: its checkpoints cannot be saved: {why['reason']}; events are taken nevertheless")
         if not told.get("delivering") and not told.get("delivery", {}).get("standby"):
             say("this instance does not deliver: it is starting, or delivery has failed; see its log")
     columns = ["source", "partition", "owner", "epoch", "log_head", "checkpoint", "position"]

@@ -228,8 +228,8 @@ class Source(ABC):
         """
 
     def check(self, resume: Mapping[int, str], newest: Mapping[int, Seen] | None = None) -> None:  # noqa: B027
-        """Raise if this is not the place we left, or cannot give events from `resume` on. Called at every start, and by
-        people who only look: it changes nothing.
+        """Raise if this is not the place we left, or cannot give events from `resume` on. Called at every start, when
+        the times of events jump, and by people who only look: it changes nothing.
 
         `newest` is the last event the log holds of a partition: a copy of the place that has diverged since
         may differ only in lacking this event.

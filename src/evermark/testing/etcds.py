@@ -58,6 +58,16 @@ class Etcd:
             command, check=True, capture_output=True, text=True, env={**os.environ, "ETCDCTL_API": "3"}
         ).stdout
 
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Takes connections, and answers nothing, for as long as the block lasts."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self._process.send_signal(signal.SIGCONT)
+
     def kill(self) -> None:
         self._end(signal.SIGKILL)
 

@@ -6,6 +6,7 @@ import base64
 import json
 import pickle
 import secrets
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from evermark.testing.contracts import CheckpointContract
 from evermark.testing.etcds import Etcd, etcd_server
 from evermark.testing.mongods import MongoReplicaSet
 from evermark.testing.servers import free_port
+from evermark.testing.until import until
 
 NOWHERE = State(lambda: "host=127.0.0.1 port=1", "evermark_shop")
 
@@ -169,6 +171,32 @@ def guarded(etcd: Etcd, tmp_path: Path) -> Iterator[Etcd]:
         server.control("user", "grant-role", "evermark", "marks")
         server.control("auth", "enable")
         yield server
+
+
+def test_s13_a_server_that_hangs_is_given_up_in_its_time(
+    etcd: Etcd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GIVEN an etcd that takes connections and answers nothing WHEN a checkpoint is saved THEN it is unreachable after
+    the time-out; and when it goes on, a save that may have landed after all is repeated without harm."""
+    monkeypatch.setattr("evermark.checkpoints.etcd.TIMEOUT_S", 0.5)
+    with etcd_server(tmp_path / "etcd") as server:
+        store = opened(**etcd_settings(server))
+        store.save("shop", 0, Checkpoint("0001", 1, 1))
+        with server.paused():
+            began = time.monotonic()
+            with pytest.raises(UnreachableError):
+                store.save("shop", 0, Checkpoint("0002", 2, 1))
+            assert time.monotonic() - began < 5.0
+        until(lambda: reaches(store, Checkpoint("0002", 2, 1)), "it is saved", timeout_s=30)
+        assert store.load("shop", 0) == Checkpoint("0002", 2, 1)
+
+
+def reaches(store: CheckpointStore, checkpoint: Checkpoint) -> bool:
+    try:
+        store.save("shop", 0, checkpoint)
+    except UnreachableError:
+        return False
+    return True
 
 
 def test_a_user_logs_in_and_the_password_travels_sealed(guarded: Etcd, tmp_path: Path) -> None:

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from evermark.app.source_lag import FRESH_S, OVERDUE_S, LagOf, Look, SourceLook, group_lag_s
+from evermark.app.source_lag import FRESH_S, OVERDUE_S, LagOf, Look, SourceLook, group_lag_s, read_to
 from evermark.checkpoints.base import Checkpoint
 from evermark.checkpoints.stores import MemoryCheckpoints
 from evermark.delivery.base import Cursor, SourcePartition
 from evermark.errors import EvermarkError, UnreachableError
+from evermark.log.head import Head, MemoryHeads
 from evermark.observe.health import HealthBoard, PartitionHealth
 from evermark.sources.base import Limit, Source, Untaken
 from evermark.sources.marks import MARKS_MAX, Marks
@@ -96,6 +97,55 @@ def test_a_source_that_only_says_how_far_it_goes_is_behind_since_that_was_seen(c
     taken(scene.checkpoints, 20)
     assert scene.found() == (PartitionHealth.HEALTHY, 0.0)
     assert all(limit.wait_s == 0.0 for limit in scene.source.asked), "whoever looks does not wait for news"
+
+
+class Away(MemoryCheckpoints):
+    """A store of checkpoints that does not answer when it is told not to."""
+
+    away = False
+    asked = 0
+
+    def list(self, source: str) -> dict[int, Checkpoint]:
+        self.asked += 1
+        if self.away:
+            raise UnreachableError("etcd does not answer")
+        return super().list(source)
+
+
+def test_a_store_of_checkpoints_that_is_away_makes_no_source_unwell(clock: Clock) -> None:
+    """GIVEN checkpoints elsewhere, some of which wait to be saved WHEN the store is away THEN lag counts from where the
+    log ends, the store is not asked for every answer; a source of which nothing is known is stale, and says why."""
+    scene, heads = Scene(clock), MemoryHeads()
+    store = Away()
+    scene.look = SourceLook("shop", scene.source, store, scene.board, clock, heads)
+    scene.board.put("shop", 0, PartitionHealth.HEALTHY)
+    store.away = True
+    assert scene.found()[0] is PartitionHealth.STALE
+    assert scene.found()[0] is PartitionHealth.STALE, "also while the store is not asked"
+    clock.now += 31
+    store.away = False
+    taken(store, 10)
+    scene.source.ends[0] = 10
+    assert scene.found() == (PartitionHealth.HEALTHY, 0.0)
+
+    store.away = True
+    for batch in range(1, 21):
+        heads.move("shop", 0, Head(batch, 1, f"{batch:020d}", batch))
+    scene.source.ends[0] = 20
+    asked = store.asked
+    for _ in range(6):
+        clock.now += 5
+        assert scene.found() == (PartitionHealth.HEALTHY, 0.0)
+    assert store.asked - asked == 1
+
+
+def test_up_to_where_a_partition_is_in_the_log() -> None:
+    """GIVEN a head and a checkpoint THEN the later batch counts; of one batch the checkpoint, which moves without
+    events."""
+    head, marks = Head(3, 1, "h3", 3), {batch: Checkpoint(f"c{batch}", batch, 1) for batch in (2, 3)}
+    assert read_to(head, marks[2]) == "h3"
+    assert read_to(head, marks[3]) == "c3"
+    assert (read_to(head, None), read_to(None, marks[2]), read_to(None, None)) == ("h3", "c2", None)
 
 
 def test_a_reader_that_moves_and_never_catches_up_is_lagging(clock: Clock) -> None:

@@ -176,6 +176,11 @@ def test_a_store_that_is_away_is_said_once_and_so_is_its_end(tmp_path: Path) -> 
     assert scene.board.stores_away == {"shop": ("etcd does not answer", "")}
     scene.runner.back()
     assert scene.board.stores_away == {}
+    # An owner that follows does not know, and says so when it has saved.
+    follower = Scene(tmp_path)
+    follower.board.store_away("shop", "etcd does not answer", "")
+    follower.runner.saved(0, 0.01)
+    assert follower.board.stores_away == {}
     assert scene.value("breaker_state", of="checkpoints", state="closed") == 1
 
 

@@ -130,6 +130,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (etcd("endpoints: []"), "checkpoint.etcd.endpoints: must have at least 1 entries"),
         (etcd("prefix: no-slash"), "checkpoint.etcd.prefix: expected names that end with /"),
         (etcd("user: me"), "checkpoint.etcd.user: user and password come together"),
+        (etcd("ca: ca.pem"), "checkpoint.etcd.ca: expected the absolute path of a file"),
         (etcd("cert: /a"), "checkpoint.etcd.cert: cert and key come together"),
         (
             MINIMAL + "reliability: {checkpoint: {mongo: {url: 'http://host'}}}\n",

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from evermark.app import source_lag
 from evermark.app.source_lag import Lags
@@ -68,6 +69,20 @@ def test_health_ready_and_metrics_say_the_same() -> None:
         assert json.loads(ask(server, "/health")[1])["partitions"]["shop/0"]["lag_s"] == 0
         _, metrics = ask(server, "/metrics")
         assert f"evermark_partition_lag_seconds{{{place}}} 0.0" in metrics
+
+
+def test_s11_the_whole_text_of_metrics_is_read_by_prometheus_own_parser() -> None:
+    """GIVEN an instance WHEN it is scraped THEN its text parses, and every metric of the program is in it, with what it
+    means."""
+    metrics = Metrics()
+    with served(HealthBoard(), metrics) as server:
+        code, text = ask(server, "/metrics")
+    families = {family.name: family for family in text_string_to_metric_families(text)}
+    assert code == 200
+    assert families.keys() >= {family.name for family in metrics.registry.collect()}
+    assert all(
+        family.documentation and family.type in {"counter", "gauge", "histogram"} for family in families.values()
+    )
 
 
 def test_before_anything_is_known_it_is_not_ready() -> None:
