@@ -48,6 +48,7 @@ PARTS: Mapping[str, Sequence[str]] = {
         "tests/contract/delivery",
         "tests/contract/log",
         "tests/contract/state",
+        "tests/contract/storage",
         "tests/contract/webhook",
     ),
     "faults-databases": (
@@ -61,6 +62,7 @@ PARTS: Mapping[str, Sequence[str]] = {
         "tests/faults/test_lanes.py",
         "tests/faults/test_lost_slot.py",
         "tests/faults/test_mongo.py",
+        "tests/faults/test_object_store.py",
     ),
     "faults-oracle": ("tests/faults/test_oracle.py",),
     "faults-tables": (

@@ -24,6 +24,7 @@ name: @NAME@
 # Back up the whole of it.
 data: ./evermark-data
 
+# The log may also be in a bucket, s3://bucket/path; a section `storage` then says how it is reached (docs/storage.md).
 #log:
 #  path: ./evermark-log             # a local folder; without it: the folder log in the data folder
 #  retention: 30d                   # older events are removed, once every subscription has them

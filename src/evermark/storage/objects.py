@@ -238,7 +238,7 @@ def _opened(root: str, access: Access) -> Any:
         "client_options": {
             "timeout": f"{REQUEST_S_MAX}s",
             "connect_timeout": f"{CONNECT_S_MAX}s",
-            "allow_http": bool(access.endpoint and access.endpoint.startswith("http://")),
+            **({"allow_http": True} if _is_plain(access) else {}),
         },
         "retry_config": {"max_retries": RETRIES_MAX, "retry_timeout": timedelta(seconds=RETRY_S_MAX)},
     }
@@ -250,15 +250,24 @@ def _opened(root: str, access: Access) -> Any:
         raise _said(error, Url(root)) from None
 
 
+def _endpoint(access: Access) -> str | None:
+    return access.endpoint or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or None
+
+
+def _is_plain(access: Access) -> bool:
+    """Whether whoever chose the endpoint chose it without TLS."""
+    return (_endpoint(access) or "").startswith("http://")
+
+
 def _s3_options(access: Access) -> dict[str, str]:
     """By the names that both libraries know."""
     given: dict[str, str] = {}
-    if access.endpoint:
-        given["aws_endpoint"] = access.endpoint
+    if endpoint := _endpoint(access):
+        given["aws_endpoint"] = endpoint
         given["aws_virtual_hosted_style_request"] = str(not access.path_style).lower()
     if access.region:
         given["aws_region"] = access.region
-    elif access.endpoint and not os.environ.get("AWS_REGION") and not os.environ.get("AWS_DEFAULT_REGION"):
+    elif endpoint and not os.environ.get("AWS_REGION") and not os.environ.get("AWS_DEFAULT_REGION"):
         given["aws_region"] = "us-east-1"  # what most servers that are not Amazon's expect
     if (keys := access.credentials()) is not None:
         given |= {"aws_access_key_id": keys[0], "aws_secret_access_key": keys[1]}
@@ -269,7 +278,7 @@ def _delta_options(root: str, access: Access) -> dict[str, str]:
     given = {"timeout": f"{REQUEST_S_MAX}s", "connect_timeout": f"{CONNECT_S_MAX}s"}
     if root.startswith("s3://"):
         given |= {**_s3_options(access), "aws_conditional_put": "etag"}
-        if access.endpoint and access.endpoint.startswith("http://"):
+        if _is_plain(access):
             given["aws_allow_http"] = "true"
     return given
 

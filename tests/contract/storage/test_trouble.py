@@ -157,7 +157,6 @@ def test_a_store_that_is_down_is_unreachable_and_loses_nothing(
     proxy.close()
     asked = [
         lambda: log.commit(held),
-        log.sync,
         lambda: write(folder, 3),
         reader.files,
         lambda: LogReader(folder).files(),
@@ -250,6 +249,31 @@ def test_a_process_that_is_started_reaches_the_same_store(folder: Place, s3: S3S
     )
     done = subprocess.run([sys.executable, "-c", code, str(folder)], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "2"
+
+
+def test_what_is_not_said_comes_from_the_environments_own_chain(
+    s3: S3Server, s3_place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GIVEN nothing but the variables that every S3 client knows WHEN a log is opened THEN it is reached by them."""
+    fill(DeltaLog(s3_place / "shop", pause=no_pause), 1)
+    monkeypatch.delenv(access.VARIABLE)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3.endpoint)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", ACCESS_KEY)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET_KEY)
+    fill(DeltaLog(s3_place / "shop", pause=no_pause), 2, first=2)
+    assert ids(s3_place / "shop") == expected(2)
+
+
+def test_a_batch_takes_a_known_number_of_requests(folder: Place, proxy: FaultyProxy) -> None:
+    """GIVEN a log that is open WHEN a batch is written, committed and synced THEN docs/storage.md says how often the
+    store is asked."""
+    log = DeltaLog(folder, pause=no_pause)
+    fill(log, 1)
+    log.sync()
+    proxy.seen.clear()
+    fill(log, 2, first=2)
+    log.sync()
+    assert len(proxy.seen) == 6, proxy.seen
 
 
 def test_a_secret_that_is_not_there_is_named_by_its_key(s3: S3Server, s3_place: Place) -> None:
