@@ -6,6 +6,7 @@ an answer is lost: then the second try of a `put_new` meets what the first one w
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import re
@@ -32,6 +33,7 @@ RANGE_BYTES = 1024 * 1024
 DRAFT_BYTES_MAX = 16 * 1024 * 1024
 _CODE = re.compile(r"<Code>\s*([A-Za-z0-9]{1,64})\s*</Code>")
 _STATUS = re.compile(r"status code: (\d{3})")
+_OF_A_STORE = re.compile(r"Generic \S+ error|Error performing |Object at location|error sending request")
 _DENIED = ("403", "401")
 _FULL = ("XMinioStorageFull", "QuotaExceeded", "InsufficientStorage")
 _CLOCK = ".clock"
@@ -152,7 +154,16 @@ class ObjectStore:
         return _delta_options(self._root, self._access)
 
     def trouble(self, error: Exception, where: Place) -> Exception | None:
-        return None if isinstance(error, EvermarkError) else _said(error, where)
+        """Of what delta-rs raises, and of a full disk here; requests of our own are told by `_ask`. Blocks that are
+        judged run other code, too: what it raises is its own."""
+        if isinstance(error, EvermarkError):
+            return None
+        if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
+            return DiskFullError(
+                f"no space left in {tempfile.gettempdir()}, where files wait for their upload to {where}",
+                hint="free some space; nothing was lost, work goes on when there is room",
+            )
+        return _said(error, where) if _OF_A_STORE.search(str(error)) else None
 
     def _ask(self, place: Place, ask: Callable[[str], T]) -> T:
         assert isinstance(place, Url)  # noqa: S101 - a path has another adapter
@@ -275,7 +286,12 @@ def _s3_options(access: Access) -> dict[str, str]:
 
 
 def _delta_options(root: str, access: Access) -> dict[str, str]:
-    given = {"timeout": f"{REQUEST_S_MAX}s", "connect_timeout": f"{CONNECT_S_MAX}s"}
+    given = {
+        "timeout": f"{REQUEST_S_MAX}s",
+        "connect_timeout": f"{CONNECT_S_MAX}s",
+        "max_retries": str(RETRIES_MAX),
+        "retry_timeout": f"{RETRY_S_MAX}s",
+    }
     if root.startswith("s3://"):
         given |= {**_s3_options(access), "aws_conditional_put": "etag"}
         if _is_plain(access):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
 import subprocess
@@ -9,6 +10,7 @@ import sys
 import traceback
 from collections.abc import Iterator
 
+import pyarrow as pa
 import pytest
 
 from evermark.error_policy import Action, action_for
@@ -25,10 +27,11 @@ from evermark.log.append import DeltaLog
 from evermark.log.commits import read_commit
 from evermark.log.maintenance import Maintenance
 from evermark.log.read import LogReader
+from evermark.log.write import BatchWriter
 from evermark.secrets import KeyRef
 from evermark.storage import Place, access, objects, place_of, storage_of
 from evermark.testing.objects import ACCESS_KEY, SECRET_KEY, Choose, Fault, FaultyProxy, S3Server
-from tests.contract.log.log_scene import append, expected, fill, ids, write
+from tests.contract.log.log_scene import append, events, expected, fill, ids, write
 
 LOST = Fault(lose=True)
 
@@ -220,6 +223,26 @@ def test_a_store_that_does_not_answer_in_time_is_not_waited_for_without_end(
     log.commit(mine)
     assert read_commit(folder, 2) is None
     assert ids(folder) == expected(1)
+
+
+def test_what_is_no_trouble_of_the_store_stays_what_it_is(folder: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """GIVEN a source that fails while its rows are written, and a full temporary folder WHEN a batch is written THEN
+    neither is blamed on the store."""
+
+    def failing() -> Iterator[pa.RecordBatch]:
+        yield events(0, 1)
+        raise ValueError("the source is at fault")
+
+    with pytest.raises(ValueError, match="the source is at fault"):
+        BatchWriter(folder, "shop", 0, 1).write_all(failing())
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(objects.ObjectDraft, "finish", full)
+    with pytest.raises(DiskFullError, match="where files wait for their upload"):
+        write(folder, 1)
+    assert storage_of(folder).listed(folder, ".parquet") == []
 
 
 def test_a_bucket_that_is_not_there_is_named(s3: S3Server, s3_place: Place) -> None:
