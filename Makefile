@@ -9,7 +9,7 @@ ARGS   ?=
 BIN   := $(VENV)/bin
 STAMP := $(VENV)/.ready
 TYPED := src simulator $(wildcard receiver/src) $(if $(wildcard bench/*.py),bench)
-LOCAL := -e '.[embedded,mongo,etcd,dev]' $(if $(wildcard receiver/pyproject.toml),-e ./receiver)
+LOCAL := -e '.[embedded,mongo,etcd,s3,dev]' $(if $(wildcard receiver/pyproject.toml),-e ./receiver)
 
 .PHONY: setup demo test test-unit lint format bench simulate chaos clean distclean
 

@@ -49,6 +49,7 @@ PARTS: Mapping[str, Sequence[str]] = {
         "tests/contract/log",
         "tests/contract/replicas",
         "tests/contract/state",
+        "tests/contract/storage",
         "tests/contract/webhook",
     ),
     "faults-databases": (
@@ -63,6 +64,7 @@ PARTS: Mapping[str, Sequence[str]] = {
         "tests/faults/test_lanes.py",
         "tests/faults/test_lost_slot.py",
         "tests/faults/test_mongo.py",
+        "tests/faults/test_object_store.py",
     ),
     "faults-oracle": ("tests/faults/test_oracle.py", "tests/faults/test_replicas.py"),
     "faults-tables": (

@@ -266,21 +266,11 @@ def make_source(config: Config, name: str, box: SecretBox | None) -> Source:
 
 def source_context(config: Config, name: str, box: SecretBox | None) -> SourceContext:
     bots = BotReaders(bot_users, bot_inboxes, bot_users_version)
-    return SourceContext(
-        name,
-        box,
-        lambda: state_dsn(config, box),
-        schema_for(config.name),
-        bots,
-        copies_in_state,
-        copies_folder(config, name),
-    )
-
-
-def copies_folder(config: Config, source: str) -> Path:
-    """Of the rows of copies that wait for their place: beside the log, or in the data folder if that is in a store."""
     place = place_of(config.log_path)
-    return (place if isinstance(place, Path) else config.data).absolute() / COPIES / source
+    folder = (place.absolute() if isinstance(place, Path) else place) / COPIES / name
+    return SourceContext(
+        name, box, lambda: state_dsn(config, box), schema_for(config.name), bots, copies_in_state, folder
+    )
 
 
 def state_dsn(config: Config, box: SecretBox | None) -> Hidden:

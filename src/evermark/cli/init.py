@@ -25,8 +25,16 @@ name: @NAME@
 data: ./evermark-data
 
 #log:
-#  path: ./evermark-log             # a local folder; without it: the folder log in the data folder
+#  path: s3://acme/shop             # or a local folder; without it: the folder log in the data folder
 #  retention: 30d                   # older events are removed, once every subscription has them
+
+# How a bucket is reached. What is left out comes from the environment's own AWS_… variables (docs/storage.md).
+#storage:
+#  endpoint: "https://minio.internal:9000"
+#  region: eu-central-1
+#  access_key: "${S3_ACCESS_KEY}"   # by reference only, as secret_key
+#  secret_key: "${S3_SECRET_KEY}"
+#  path_style: true                 # false: the bucket stands in the host's name
 
 # Without a dsn Evermark runs a Postgres of its own in the data folder.
 #state:

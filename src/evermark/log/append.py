@@ -80,8 +80,11 @@ class DeltaLog:
         """Contents before names, names before the commits that mention them; tasks have synced the batch's files, and
         our commits are synced before they have their names. delta-rs, which maintenance uses, syncs nothing.
         """
+        storage = storage_of(self.folder)
+        if storage.durable_at_once:
+            self._own.clear()
+            return self._version
         with trouble_is_said(self.folder):
-            storage = storage_of(self.folder)
             storage.sync(self.folder)
             self._catch_up()
             for path in self._unsynced(self._version):
@@ -95,11 +98,9 @@ class DeltaLog:
         return self._version
 
     def _unsynced(self, version: int) -> list[Place]:
-        storage, log = storage_of(self.folder), self.folder / "_delta_log"
-        if storage.durable_at_once:
-            return []
         if self._synced is None:
-            return [log / found.name for found in storage.listed(log, ".json")]
+            log = self.folder / "_delta_log"
+            return [log / found.name for found in storage_of(self.folder).listed(log, ".json")]
         others = (each for each in range(self._synced + 1, version + 1) if each not in self._own)
         return [commit_file(self.folder, each) for each in others]
 

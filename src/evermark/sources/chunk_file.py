@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import errno
+import shutil
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
@@ -14,6 +17,7 @@ from evermark import failpoint
 from evermark.disk import sync_file, sync_folder
 from evermark.errors import BusyError, DiskFullError, EvermarkError
 from evermark.sources.copies import ChunkWork, CopyStore, Mark
+from evermark.storage import Place, storage_of, trouble_is_said
 
 # Of an attempt, its draft and its file: writes the file; where it stands and how many rows it has. None: given up.
 WriteAttempt = Callable[[Mark, Path, Path], tuple[str, int] | None]
@@ -35,24 +39,45 @@ def written_in_turn(
             )
 
 
-def written_attempt(copies: CopyStore, work: ChunkWork, folder: Path, epoch: int, write: WriteAttempt) -> bool:
+def written_attempt(copies: CopyStore, work: ChunkWork, folder: Place, epoch: int, write: WriteAttempt) -> bool:
     """A new attempt of a chunk, ready; False: it was given up by a reader meanwhile."""
     mark = Mark(work.copy, work.number, copies.begin(work.copy, work.number, epoch))
     failpoint.hit("copy.begun")
-    path = folder / mark.file
-    draft = path.with_suffix(".draft")
-    try:
-        written = write(mark, draft, path)
-    finally:
-        draft.unlink(missing_ok=True)  # what is left of a failed attempt would fill a full disk further
+    place = folder / mark.file
+    written = _written_here(mark, place, write) if isinstance(place, Path) else _uploaded(mark, place, write)
     if written is None:
         return False
     position, rows = written
     if not copies.ready(mark, position, rows, epoch):
-        path.unlink()
+        storage_of(place).delete(place)
         return False
     failpoint.hit("copy.ready")
     return True
+
+
+def _written_here(mark: Mark, path: Path, write: WriteAttempt) -> tuple[str, int] | None:
+    draft = path.with_suffix(".draft")
+    try:
+        return write(mark, draft, path)
+    finally:
+        draft.unlink(missing_ok=True)  # what is left of a failed attempt would fill a full disk further
+
+
+def _uploaded(mark: Mark, place: Place, write: WriteAttempt) -> tuple[str, int] | None:
+    """Written on the local disk, where a draft can be read again, and put when it is whole."""
+    with tempfile.TemporaryDirectory(prefix="evermark-copy-") as folder:
+        path = Path(folder) / mark.file
+        written = _written_here(mark, path, write)
+        if written is not None:
+            with trouble_is_said(place), path.open("rb") as file:
+                draft = storage_of(place).draft(place)
+                try:
+                    shutil.copyfileobj(file, draft.sink)
+                    draft.finish()
+                except BaseException:
+                    draft.discard()
+                    raise
+    return written
 
 
 def write_batches(path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> int:
@@ -95,10 +120,10 @@ def draft_of(draft: Path) -> Iterator[tuple[Mapping[bytes, bytes], Iterator[pa.R
     draft.unlink()
 
 
-def read_batches(path: Path, rows: int) -> tuple[Mapping[bytes, bytes], Iterator[pa.RecordBatch]]:
+def read_batches(path: Place, rows: int) -> tuple[Mapping[bytes, bytes], Iterator[pa.RecordBatch]]:
     """What the file says of itself, and its rows, of which there must be so many."""
     try:
-        data = pa.memory_map(str(path))
+        data: Any = pa.memory_map(str(path)) if isinstance(path, Path) else storage_of(path).readable(path)
         found = pa.ipc.open_file(data)
     except (OSError, pa.ArrowInvalid) as error:
         raise unreadable(path, type(error).__name__) from error
@@ -116,7 +141,7 @@ def read_batches(path: Path, rows: int) -> tuple[Mapping[bytes, bytes], Iterator
     return found.schema.metadata or {}, batches()
 
 
-def unreadable(path: Path, why: str) -> EvermarkError:
+def unreadable(path: Place, why: str) -> EvermarkError:
     return EvermarkError(
         f"{path}, rows of a copy, cannot be read: {why}",
         hint="bring the file back; without it these rows are lost to the log: `evermark source backfill` copies anew",

@@ -23,13 +23,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
-from pathlib import Path
 from typing import Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from evermark.errors import ConflictError, NotFoundError
+from evermark.storage import Place
 
 TEXT_MAX = 2000
 CANCELLED = "cancelled"
@@ -252,7 +252,7 @@ class CopyPlace:
     """Where the copies of a source are kept. Picklable: `open` opens what State has of them."""
 
     open: Callable[[], CopyStore]
-    folder: Path
+    folder: Place
     source: str = ""  # what the file calls it
     all_wanted: bool = False  # the file says `start: copy`
     chunk_rows_max: int = CHUNK_ROWS_MAX
@@ -261,7 +261,7 @@ class CopyPlace:
 class Copying(Protocol):
     """How a source copies the rows of its streams. Picklable: `write` runs in tasks."""
 
-    folder: Path  # of the files; whoever reads the log can read it, too
+    folder: Place  # of the files; whoever reads the log can read it, too
 
     @property
     def streams(self) -> Sequence[str]:

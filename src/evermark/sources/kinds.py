@@ -17,11 +17,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from evermark.errors import ConfigError, EvermarkError
 from evermark.sources.copies import CopyPlace, CopyStore
+from evermark.storage import Place
 
 if TYPE_CHECKING:
     from evermark.observe.finding import Finding
@@ -74,7 +74,7 @@ class SourceContext:
     bots: BotReaders
     # How what State has of copies is opened, a function of a module; and the folder for their files. None: no copies.
     copies: Callable[[Hidden, str], CopyStore] | None = None
-    copies_folder: Path | None = None
+    copies_folder: Place | None = None
 
     def copy_place(self, *, all_wanted: bool) -> CopyPlace | None:
         if self.copies is None or self.copies_folder is None:

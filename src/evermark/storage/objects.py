@@ -6,6 +6,7 @@ an answer is lost: then the second try of a `put_new` meets what the first one w
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import re
@@ -32,6 +33,7 @@ RANGE_BYTES = 1024 * 1024
 DRAFT_BYTES_MAX = 16 * 1024 * 1024
 _CODE = re.compile(r"<Code>\s*([A-Za-z0-9]{1,64})\s*</Code>")
 _STATUS = re.compile(r"status code: (\d{3})")
+_OF_A_STORE = re.compile(r"Generic \S+ error|Error performing |Object at location|error sending request")
 _DENIED = ("403", "401")
 _FULL = ("XMinioStorageFull", "QuotaExceeded", "InsufficientStorage")
 _CLOCK = ".clock"
@@ -152,7 +154,16 @@ class ObjectStore:
         return _delta_options(self._root, self._access)
 
     def trouble(self, error: Exception, where: Place) -> Exception | None:
-        return None if isinstance(error, EvermarkError) else _said(error, where)
+        """Of what delta-rs raises, and of a full disk here; requests of our own are told by `_ask`. Blocks that are
+        judged run other code, too: what it raises is its own."""
+        if isinstance(error, EvermarkError):
+            return None
+        if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
+            return DiskFullError(
+                f"no space left in {tempfile.gettempdir()}, where files wait for their upload to {where}",
+                hint="free some space; nothing was lost, work goes on when there is room",
+            )
+        return _said(error, where) if _OF_A_STORE.search(str(error)) else None
 
     def _ask(self, place: Place, ask: Callable[[str], T]) -> T:
         assert isinstance(place, Url)  # noqa: S101 - a path has another adapter
@@ -238,7 +249,7 @@ def _opened(root: str, access: Access) -> Any:
         "client_options": {
             "timeout": f"{REQUEST_S_MAX}s",
             "connect_timeout": f"{CONNECT_S_MAX}s",
-            "allow_http": bool(access.endpoint and access.endpoint.startswith("http://")),
+            **({"allow_http": True} if _is_plain(access) else {}),
         },
         "retry_config": {"max_retries": RETRIES_MAX, "retry_timeout": timedelta(seconds=RETRY_S_MAX)},
     }
@@ -250,15 +261,24 @@ def _opened(root: str, access: Access) -> Any:
         raise _said(error, Url(root)) from None
 
 
+def _endpoint(access: Access) -> str | None:
+    return access.endpoint or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or None
+
+
+def _is_plain(access: Access) -> bool:
+    """Whether whoever chose the endpoint chose it without TLS."""
+    return (_endpoint(access) or "").startswith("http://")
+
+
 def _s3_options(access: Access) -> dict[str, str]:
     """By the names that both libraries know."""
     given: dict[str, str] = {}
-    if access.endpoint:
-        given["aws_endpoint"] = access.endpoint
+    if endpoint := _endpoint(access):
+        given["aws_endpoint"] = endpoint
         given["aws_virtual_hosted_style_request"] = str(not access.path_style).lower()
     if access.region:
         given["aws_region"] = access.region
-    elif access.endpoint and not os.environ.get("AWS_REGION") and not os.environ.get("AWS_DEFAULT_REGION"):
+    elif endpoint and not os.environ.get("AWS_REGION") and not os.environ.get("AWS_DEFAULT_REGION"):
         given["aws_region"] = "us-east-1"  # what most servers that are not Amazon's expect
     if (keys := access.credentials()) is not None:
         given |= {"aws_access_key_id": keys[0], "aws_secret_access_key": keys[1]}
@@ -266,10 +286,15 @@ def _s3_options(access: Access) -> dict[str, str]:
 
 
 def _delta_options(root: str, access: Access) -> dict[str, str]:
-    given = {"timeout": f"{REQUEST_S_MAX}s", "connect_timeout": f"{CONNECT_S_MAX}s"}
+    given = {
+        "timeout": f"{REQUEST_S_MAX}s",
+        "connect_timeout": f"{CONNECT_S_MAX}s",
+        "max_retries": str(RETRIES_MAX),
+        "retry_timeout": f"{RETRY_S_MAX}s",
+    }
     if root.startswith("s3://"):
         given |= {**_s3_options(access), "aws_conditional_put": "etag"}
-        if access.endpoint and access.endpoint.startswith("http://"):
+        if _is_plain(access):
             given["aws_allow_http"] = "true"
     return given
 

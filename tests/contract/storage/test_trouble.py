@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
 import subprocess
@@ -9,6 +10,7 @@ import sys
 import traceback
 from collections.abc import Iterator
 
+import pyarrow as pa
 import pytest
 
 from evermark.error_policy import Action, action_for
@@ -25,10 +27,11 @@ from evermark.log.append import DeltaLog
 from evermark.log.commits import read_commit
 from evermark.log.maintenance import Maintenance
 from evermark.log.read import LogReader
+from evermark.log.write import BatchWriter
 from evermark.secrets import KeyRef
 from evermark.storage import Place, access, objects, place_of, storage_of
 from evermark.testing.objects import ACCESS_KEY, SECRET_KEY, Choose, Fault, FaultyProxy, S3Server
-from tests.contract.log.log_scene import append, expected, fill, ids, write
+from tests.contract.log.log_scene import append, events, expected, fill, ids, write
 
 LOST = Fault(lose=True)
 
@@ -157,7 +160,6 @@ def test_a_store_that_is_down_is_unreachable_and_loses_nothing(
     proxy.close()
     asked = [
         lambda: log.commit(held),
-        log.sync,
         lambda: write(folder, 3),
         reader.files,
         lambda: LogReader(folder).files(),
@@ -223,6 +225,26 @@ def test_a_store_that_does_not_answer_in_time_is_not_waited_for_without_end(
     assert ids(folder) == expected(1)
 
 
+def test_what_is_no_trouble_of_the_store_stays_what_it_is(folder: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """GIVEN a source that fails while its rows are written, and a full temporary folder WHEN a batch is written THEN
+    neither is blamed on the store."""
+
+    def failing() -> Iterator[pa.RecordBatch]:
+        yield events(0, 1)
+        raise ValueError("the source is at fault")
+
+    with pytest.raises(ValueError, match="the source is at fault"):
+        BatchWriter(folder, "shop", 0, 1).write_all(failing())
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(objects.ObjectDraft, "finish", full)
+    with pytest.raises(DiskFullError, match="where files wait for their upload"):
+        write(folder, 1)
+    assert storage_of(folder).listed(folder, ".parquet") == []
+
+
 def test_a_bucket_that_is_not_there_is_named(s3: S3Server, s3_place: Place) -> None:
     """GIVEN a bucket that nobody made WHEN a log is opened in it THEN the error says which."""
     access.remember("s3://nobody-made-this", s3.access())
@@ -250,6 +272,31 @@ def test_a_process_that_is_started_reaches_the_same_store(folder: Place, s3: S3S
     )
     done = subprocess.run([sys.executable, "-c", code, str(folder)], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "2"
+
+
+def test_what_is_not_said_comes_from_the_environments_own_chain(
+    s3: S3Server, s3_place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GIVEN nothing but the variables that every S3 client knows WHEN a log is opened THEN it is reached by them."""
+    fill(DeltaLog(s3_place / "shop", pause=no_pause), 1)
+    monkeypatch.delenv(access.VARIABLE)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3.endpoint)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", ACCESS_KEY)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET_KEY)
+    fill(DeltaLog(s3_place / "shop", pause=no_pause), 2, first=2)
+    assert ids(s3_place / "shop") == expected(2)
+
+
+def test_a_batch_takes_a_known_number_of_requests(folder: Place, proxy: FaultyProxy) -> None:
+    """GIVEN a log that is open WHEN a batch is written, committed and synced THEN docs/storage.md says how often the
+    store is asked."""
+    log = DeltaLog(folder, pause=no_pause)
+    fill(log, 1)
+    log.sync()
+    proxy.seen.clear()
+    fill(log, 2, first=2)
+    log.sync()
+    assert len(proxy.seen) == 6, proxy.seen
 
 
 def test_a_secret_that_is_not_there_is_named_by_its_key(s3: S3Server, s3_place: Place) -> None:

@@ -17,6 +17,7 @@ from evermark.config import Config
 from evermark.config.subscriptions import SubscriptionConfig
 from evermark.errors import ConfigError
 from evermark.secrets import KeyRef
+from evermark.storage.access import VARIABLE
 from tests.unit.config.config_file import read
 
 
@@ -47,6 +48,9 @@ def test_the_starter_file_offers_only_what_works(tmp_path: Path, monkeypatch: py
     monkeypatch.setenv("BILLING_SECRET", "whsec_" + "A" * 43 + "=")
     monkeypatch.setenv("EVERMARK_KEY", "k" * 44)
     monkeypatch.setenv("OPS_TOKEN", "t" * 32)
+    for name in ("S3_ACCESS_KEY", "S3_SECRET_KEY"):
+        monkeypatch.setenv(name, "k" * 8)
+    monkeypatch.setenv(VARIABLE, "{}")  # the command sets it, for its process
     path = tmp_path / "evermark.yaml"
     path.write_text(switched_on(starter("shop")))
     ran = CliRunner().invoke(app, ["config", "check", "-c", str(path), "--json"])

@@ -23,6 +23,8 @@ ENVIRON = {
     "BILLING_SECRET": WHSEC,
     "EVERMARK_KEY": KEY,
     "OPS_TOKEN": "t" * 32,
+    "S3_ACCESS_KEY": "AKIA0123",
+    "S3_SECRET_KEY": "s3secret",
 }
 MINIMAL = "version: 1\nname: shop\n"
 FULL = """

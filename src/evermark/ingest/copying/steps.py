@@ -16,6 +16,7 @@ from evermark.errors import EvermarkError, NotFoundError, known, of_kind
 from evermark.ingest.repair.base import RecoveryStore
 from evermark.runtime import Log, Runtime
 from evermark.sources.copies import AskedBy, Chunk, ChunkState, ChunkWork, Copy, Copying, CopyState, CopyStore
+from evermark.storage import storage_of
 
 WRITERS_MAX = 4  # tasks at a time: each has a slot at the source, which has other work to do
 CHUNKS_A_TASK = 8
@@ -226,7 +227,7 @@ class Copier:
                 self.works.copies.done(copy.id, [chunk.number for chunk in passed], self.epoch)
                 failpoint.hit("copy.done")
             for chunk in (*lost, *passed):
-                (self.copying.folder / chunk.file).unlink(missing_ok=True)
+                storage_of(self.copying.folder).delete(self.copying.folder / chunk.file)
             if passed:
                 self._tell(copy, sum(chunk.rows for chunk in passed))
         return waiting
@@ -249,18 +250,19 @@ class Copier:
 
     def _sweep(self) -> None:
         """Remove files that no chunk has: of attempts that were given up, or of chunks that are done."""
-        if not self.copying.folder.is_dir():
+        folder, copies = self.copying.folder, self.works.copies
+        files = storage_of(folder).listed(folder)
+        if not files:
             return
-        copies = self.works.copies
         kept = {
             chunk.file
             for copy in copies.listed(self.name)
             if copy.chunks_left
             for chunk in copies.chunks(copy.id, [ChunkState.READY])
         }
-        for path in self.copying.folder.iterdir():
-            if path.name not in kept:
-                path.unlink(missing_ok=True)
+        for file in files:
+            if file.name not in kept:
+                storage_of(folder).delete(folder / file.name)
 
 
 def _unnamed(copy: Copy) -> NotFoundError:

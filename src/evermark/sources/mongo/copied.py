@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -26,6 +25,7 @@ from evermark.sources.mongo.events import Row, batched
 from evermark.sources.mongo.hidden import HiddenFields
 from evermark.sources.mongo.positions import Position, partitions_in
 from evermark.sources.mongo.target import MongoTarget
+from evermark.storage import Place
 
 PARTITION = "partition"
 COLUMNS = ("event_id", "stream", "key", "op", "payload", "bytes")
@@ -148,7 +148,7 @@ class ReadHorizon:
 
 
 def with_chunks(
-    rows: Iterator[Row], chunks: Sequence[Standing], partition: int, folder: Path, target: MongoTarget
+    rows: Iterator[Row], chunks: Sequence[Standing], partition: int, folder: Place, target: MongoTarget
 ) -> Iterator[pa.RecordBatch]:
     """Events and the rows of chunks, in the order of their positions."""
     for chunk in chunks:
@@ -168,7 +168,7 @@ def _before(rows: Iterator[Row], upto: str, later: list[Row]) -> Iterator[Row]:
         yield row
 
 
-def chunk_rows(chunk: Standing, partition: int, folder: Path, target: MongoTarget) -> Iterator[pa.RecordBatch]:
+def chunk_rows(chunk: Standing, partition: int, folder: Place, target: MongoTarget) -> Iterator[pa.RecordBatch]:
     """The rows of one partition, each where it stands."""
     said, batches = read_batches(folder / chunk.file, chunk.rows)
     _require_hidden(said, target)
@@ -186,7 +186,7 @@ def chunk_rows(chunk: Standing, partition: int, folder: Path, target: MongoTarge
         first += batch.num_rows
 
 
-def firsts(chunk: Standing, folder: Path) -> dict[int, str]:
+def firsts(chunk: Standing, folder: Place) -> dict[int, str]:
     """The position of the first row in each partition that has one."""
     at, partitions = Position.parse(chunk.position), partitions_in(chunk.position)
     found: dict[int, str] = {}

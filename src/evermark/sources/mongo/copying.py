@@ -52,6 +52,7 @@ from evermark.sources.mongo.events import partition_for, shown_bytes
 from evermark.sources.mongo.positions import Position, room_for
 from evermark.sources.mongo.target import MongoTarget
 from evermark.sources.mongo.values import OPTIONS, UNDECODED, as_json, decoded, key_text
+from evermark.storage import Place, storage_of
 
 _DOCUMENTS_MAX = 20_000  # of a chunk: a document takes several times as long as a row of a table
 _BATCH_ROWS = 2000
@@ -121,7 +122,7 @@ class DocumentsCopying(Copying):
         return self._horizon is not None and self._horizon.watch(epoch)
 
     def write(self, works: Sequence[ChunkWork], epoch: int, until_s: float) -> Iterator[ChunkWork]:
-        self.folder.mkdir(parents=True, exist_ok=True)
+        storage_of(self.folder).make_folder(self.folder)
         with closing(self._place.open()) as copies, closing(open_client(self._target.url)) as client:
             writer = ChunkWriter(client, self._target, copies, self.folder, epoch)
             yield from written_in_turn(works, writer.write, until_s, "the reader of changes")
@@ -136,7 +137,7 @@ class DocumentsCopying(Copying):
 class ChunkWriter:
     """One task's connection. Chunks are written one after another."""
 
-    def __init__(self, client: Client, target: MongoTarget, copies: CopyStore, folder: Path, epoch: int) -> None:
+    def __init__(self, client: Client, target: MongoTarget, copies: CopyStore, folder: Place, epoch: int) -> None:
         self._client, self._target, self._copies, self._folder, self._epoch = client, target, copies, folder, epoch
         self._at = where(target.url.open())
 

@@ -15,6 +15,7 @@ from evermark.sources.copies import WAIT_S, Chunk, CopyStore, Fate, Mark, fate_o
 from evermark.sources.postgres.lsn import Position
 from evermark.sources.postgres.tables.overlap import Overlap
 from evermark.sources.postgres.tables.rows import CopiedRows, CopyMarks
+from evermark.storage import Place
 
 _COLUMNS = ("event_id", "stream", "key", "op", "payload", "flags")
 _SCHEMA = pa.schema([TAKEN.field(name) for name in _COLUMNS])
@@ -37,7 +38,7 @@ def rewrite(draft: Path, path: Path, overlap: Overlap, moved_id: Callable[[str],
         return write_rows(path, *_about(about), (overlap.applied(batch, moved_id) for batch in batches))
 
 
-def read_rows(path: Path, rows: int) -> CopiedRows:
+def read_rows(path: Place, rows: int) -> CopiedRows:
     about, batches = read_batches(path, rows)
     try:
         return CopiedRows(*_about(about), batches)
@@ -53,7 +54,7 @@ class FileMarks(CopyMarks):
     """Answers from State and the files. Waits a while for a task that is about to be ready, then gives its attempt up:
     State decides which of the two came first, and the answer stays."""
 
-    def __init__(self, copies: CopyStore, folder: Path, wait_s: float = WAIT_S) -> None:
+    def __init__(self, copies: CopyStore, folder: Place, wait_s: float = WAIT_S) -> None:
         self._copies, self._folder, self._wait_s = copies, folder, wait_s
 
     def rows_at(self, mark: Mark, lsn: int) -> CopiedRows | None:

@@ -57,6 +57,7 @@ from evermark.sources.postgres.tables.scan import KeyRange, TableScan, relation_
 from evermark.sources.postgres.tables.snapshot import Snapshot
 from evermark.sources.postgres.tables.versions import TableVersion, TableVersions
 from evermark.sources.postgres.target import PostgresTarget, TableChoice, suffixed
+from evermark.storage import Place, storage_of
 
 _PAGES_A_CHUNK = 30
 _PERCENT_MAX = 10.0
@@ -152,7 +153,7 @@ class ChunkWriter:
     """One task's connection and temporary slot. Chunks are written one after another."""
 
     def __init__(
-        self, target: PostgresTarget, copies: CopyStore, versions: TableVersions, folder: Path, epoch: int
+        self, target: PostgresTarget, copies: CopyStore, versions: TableVersions, folder: Place, epoch: int
     ) -> None:
         self._target, self._copies, self._folder, self._epoch = target, copies, folder, epoch
         self._versions = versions
@@ -176,7 +177,7 @@ class ChunkWriter:
 
     def begin(self, streams: set[str]) -> None:
         link = self._link
-        self._folder.mkdir(parents=True, exist_ok=True)
+        storage_of(self._folder).make_folder(self._folder)
         for stream in streams:
             try:
                 relation_of(link, self._target, chosen(self._target, stream))  # published before the slot is made
