@@ -109,23 +109,27 @@ def _status(row: Mapping[str, Any]) -> str | None:
     return row.get("status")
 
 
+def _show_health(document: dict[str, Any], told: Mapping[str, Any]) -> None:
+    say(f"{document['deployment']}: {told['status']}, up for {told.get('uptime_s', 0):g} s ({document['listen']})")
+    for row in document["sources"]:
+        said = told["partitions"].get(f"{row['source']}/{row['partition']}", {})
+        row["health"], row["note"] = said.get("status"), said.get("reason") or None
+        if (count := said.get("stale_streams", 0)) and not row["note"]:
+            named = ", ".join(sorted(said.get("stale", {}))[:3]) + (" …" if count > 3 else "")
+            row["note"] = f"{count} stale: {named}; see `evermark doctor`"
+        row["lag"] = f"{said['lag_s']:.1f} s" if said.get("lag_s") is not None else None
+    for source, why in told.get("checkpoints_away", {}).items():
+        say(f"{source}: its checkpoints cannot be saved: {why['reason']}; events are taken nevertheless")
+    if not told.get("delivering") and not told.get("delivery", {}).get("standby"):
+        say("this instance does not deliver: it is starting, or delivery has failed; see its log")
+
+
 def _show(document: dict[str, Any]) -> None:
     told = document["health"]
     if told is None:
         say(f"{document['deployment']}: no instance answers on {document['listen']}")
     else:
-        say(f"{document['deployment']}: {told['status']}, up for {told.get('uptime_s', 0):g} s ({document['listen']})")
-        for row in document["sources"]:
-            said = told["partitions"].get(f"{row['source']}/{row['partition']}", {})
-            row["health"], row["note"] = said.get("status"), said.get("reason") or None
-            if (count := said.get("stale_streams", 0)) and not row["note"]:
-                named = ", ".join(sorted(said.get("stale", {}))[:3]) + (" …" if count > 3 else "")
-                row["note"] = f"{count} stale: {named}; see `evermark doctor`"
-            row["lag"] = f"{said['lag_s']:.1f} s" if said.get("lag_s") is not None else None
-        for source, why in told.get("checkpoints_away", {}).items():
-            say(f"{source}: its checkpoints cannot be saved: {why['reason']}; events are taken nevertheless")
-        if not told.get("delivering") and not told.get("delivery", {}).get("standby"):
-            say("this instance does not deliver: it is starting, or delivery has failed; see its log")
+        _show_health(document, told)
     columns = ["source", "partition", "owner", "epoch", "log_head", "checkpoint", "position"]
     show(document["sources"], [*columns, "health", "lag", "note"] if told else columns, empty="there is no source")
     say("")
