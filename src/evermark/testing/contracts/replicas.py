@@ -584,12 +584,9 @@ class ReplicaStoreContract:
         day = 86_400_000
         for number, ago in enumerate((day, day // 2, 0), 1):
             node.put(number, "x")
-            node.sql(
-                'update "orders_Events" set hlc = ? where origin_seq = ?', clock.at_ms(node.now_ms() - ago), number
-            )
-            node.sql(
-                'update "orders_Versions" set hlc = ? where origin_seq = ?', clock.at_ms(node.now_ms() - ago), number
-            )
+            reading = clock.at_ms(node.now_ms() - ago)
+            for kind in ("Events", "Versions"):
+                node.sql(f'update "orders_{kind}" set hlc = ? where origin_seq = ?', reading, number)
         theirs = clock.at_ms(node.now_ms() - 1000)
         node.store.join({"orders": theirs})
         readings = [event.version.hlc for event in node.events()]
