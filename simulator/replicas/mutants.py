@@ -78,7 +78,7 @@ def _replaced(self: SqlStore, spec: Table) -> int:
 
 
 MUTANTS: tuple[Mutant, ...] = (
-    Mutant("highest-number", "the checkpoint is the highest number seen", ((SqlStore, "_take", _maximum),), first=23),
+    Mutant("highest-number", "the checkpoint is the highest number seen", ((SqlStore, "_take", _maximum),), first=29),
     Mutant(
         "paged-by-time",
         "events are asked for by the time they were made",
@@ -88,6 +88,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "numbered-before-the-commit",
         "a transaction that is rolled back has used up a number",
         (("simulator.replicas.run", "end_transaction", _numbered_before_the_commit),),
+        first=7,
     ),
     Mutant("last-to-arrive", "a row takes whatever came last", ((sql_store, "beats", _as_it_comes),)),
     Mutant(
@@ -100,6 +101,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "tombstones-at-once",
         "a tombstone is collected while older events may arrive",
         ((SqlStore, "_collect_tombstones", _every_tombstone),),
+        first=6,
     ),
     Mutant(
         "same-origin",
@@ -111,6 +113,6 @@ MUTANTS: tuple[Mutant, ...] = (
         "snapshot-replaces",
         "a snapshot takes the place of rows that its maker has not seen",
         ((SqlStore, "_merge_rows", _replaced),),
-        first=2,
+        first=6,
     ),
 )

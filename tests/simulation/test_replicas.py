@@ -20,9 +20,9 @@ def test_every_node_ends_with_the_same_rows(capsys: pytest.CaptureFixture[str]) 
     assert line.startswith(f"replicas seeds={SEEDS} write=") and line.endswith(" failed=0")
 
 
-def test_a_seed_comes_upon_what_seeds_are_for() -> None:
-    """GIVEN a seed of a full life THEN every fault and every way back has happened in it."""
-    met = run(17).met
+def test_seeds_come_upon_what_they_are_for() -> None:
+    """GIVEN two seeds of full lives THEN every fault and every way back has happened in them."""
+    met = run(14).met + run(27).met
     wanted = ("restored", "snapshot", "quarantined", "evicted", "isolated", "Crash", "UnreachableError", "rollback")
     collected = ("events collected", "tombstones collected")
     assert not [what for what in (*wanted, *collected, "stepped", "relinked", "push") if not met[what]], met
