@@ -258,7 +258,7 @@ class Replica:
             if theirs.said.origin in self.store.evicted():
                 raise SetupError(
                     f"{self.name} and {theirs.node} have evicted each other",
-                    hint="choose the one to keep, and run `evermark replica init --rejoin` on the other",
+                    hint="keep one of them; remove the folder of the other, and `evermark replica init` it again",
                 )
             self.store.evict_self(self._next_origin())
         self._check_own_head(theirs)
