@@ -63,6 +63,7 @@ class Etcd:
         """Takes connections, and answers nothing, for as long as the block lasts."""
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED)  # until all its threads have stopped
         try:
             yield
         finally:
