@@ -93,11 +93,11 @@ class LaneWorks:
         self._durable_version()
 
     def prepare(self) -> None:
+        if self._recent is not None:
+            self._recent.clear()  # the log may be another one than we left
         torn = set_aside_torn(self._folder, self._durable_version())
         if torn:
             self._opened, self._reader = None, LogReader(self._folder)
-            if self._recent is not None:
-                self._recent.clear()
             self._log.warning("commits that never reached the disk whole were set aside", versions=torn)
         self.prepared.set()
 
@@ -271,7 +271,7 @@ class SourceRunner(SavingNews):
     def saved(self, partition: int, took_s: float) -> None:
         self.metrics.checkpoints_saved.labels(self.name, partition).inc()
         self.metrics.checkpoint_seconds.labels(self.name).observe(took_s)
-        if self._store_is_away is None:
+        if self._store_is_away is not False:
             self._say_store_is_there()
 
     def away(self, partition: int, error: EvermarkError, breaker: BreakerState) -> None:

@@ -35,7 +35,8 @@ class From(StrEnum):
     RESYNC = "resync"
 
 
-_CHOICES = {From.NOW: Choice.SKIP, From.RESYNC: Choice.REPAIR}
+# Reading once more from the oldest would have to know, until it is through, which of it the log has: comparing does.
+_CHOICES = {From.NOW: Choice.SKIP, From.RESYNC: Choice.REPAIR, From.OLDEST: Choice.REPAIR}
 
 FileArgument = Annotated[Path, typer.Argument(metavar="FILE", show_default=False)]
 
@@ -103,8 +104,8 @@ def reset(
         From,
         typer.Option(
             "--from",
-            help="log: where the log ends. oldest: with the oldest the source has; what the log has is left out."
-            " resync: compare the source with the log, and take what differs. now: never take what lies between.",
+            help="log: where the log ends. oldest, resync: compare all that the source has with the log, and take what"
+            " differs; without a log, begin with the oldest. now: never take what lies between.",
         ),
     ] = From.LOG,
     yes: YesOption = False,
@@ -126,9 +127,7 @@ def reset(
             where = source if partition is None else f"{source}/{partition}"
             raise NotFoundError(f"no checkpoint of {where}", hint="`evermark checkpoint list` shows all checkpoints")
         if choice is not None and any(deployment.sources[source].repair(each) is None for each in chosen):
-            raise ConfigError(
-                f"sources.{source} cannot be compared or skipped", hint="use --from log or --from oldest for it"
-            )
+            raise ConfigError(f"sources.{source} cannot be compared or skipped", hint="use --from log for it")
         if begin is From.NOW:
             confirm(f"Go on from now with {source}, and never take what lies between?", yes=yes)
         with held_sources(deployment, [source]) as leases:
@@ -152,12 +151,10 @@ def _forget(deployment: Deployment, source: str, partition: int, epoch: int) -> 
 
 def _begin_elsewhere(deployment: Deployment, source: str, partition: int, epoch: int, begin: From) -> None:
     where = f"{source}/{partition}"
-    if begin is From.OLDEST:
-        position = deployment.sources[source].earliest(partition)
-        oldest = Checkpoint(position, _log_batch(deployment, source, partition), epoch)
-        deployment.checkpoints.save(source, partition, oldest)
-        say(f"{where}: reading goes on at {position}, the oldest the source has; what the log has is left out")
-    elif (choice := _CHOICES.get(begin)) is not None:
+    choice = _CHOICES.get(begin)
+    if choice is Choice.REPAIR and not _log_batch(deployment, source, partition):
+        return  # there is nothing to compare with
+    if choice is not None:
         deployment.recoveries.open(source, partition, f"checkpoint reset --from {begin}", "", epoch, choice)
         done = "skips to now" if choice is Choice.SKIP else "compares the source with the log first"
         say(f"{where}: the next `evermark up` {done}")

@@ -59,26 +59,24 @@ class RecentIds:
     def __init__(self, limits: RecentLimits, clock: Callable[[], float]) -> None:
         self._limits = limits
         self._clock = clock
-        self._logged_at: OrderedDict[str, float] = OrderedDict()
+        # By partition: ids of a source need not differ between its partitions.
+        self._logged_at: OrderedDict[tuple[int, str], float] = OrderedDict()
         self._read: dict[int, deque[str]] = {}
 
     def __len__(self) -> int:
         self._forget()
         return len(self._logged_at)
 
-    def __contains__(self, event_id: object) -> bool:
-        at = self._logged_at.get(event_id) if isinstance(event_id, str) else None
-        return at is not None and self._clock() - at < self._limits.ttl_s
-
-    def left_of(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The batch without the events that are known."""
+    def left_of(self, partition: int, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """The partition's batch without the events that are known."""
         if not len(self):
             return batch
         ids = batch.column("event_id")
         if batch.num_rows <= _FEW_ROWS:
-            fresh = pa.array([each not in self for each in ids.to_pylist()], pa.bool_())
+            fresh = pa.array([(partition, each) not in self._logged_at for each in ids.to_pylist()], pa.bool_())
         else:
-            fresh = pc.invert(pc.is_in(ids, value_set=pa.array(list(self._logged_at), ids.type)))
+            mine = [each for of, each in self._logged_at if of == partition]
+            fresh = pc.invert(pc.is_in(ids, value_set=pa.array(mine, ids.type)))
         return batch.filter(fresh)
 
     def forget_read(self) -> None:
@@ -93,8 +91,8 @@ class RecentIds:
         """To be called once the batch is in the log, durably: before that its events may still be lost."""
         now = self._clock()
         for each in self._read.pop(partition, ()):
-            self._logged_at.pop(each, None)
-            self._logged_at[each] = now
+            self._logged_at.pop((partition, each), None)
+            self._logged_at[partition, each] = now
         self._forget()
 
     def clear(self) -> None:
@@ -133,7 +131,7 @@ class Deduplicated:
             if self._known is not None:
                 kept = kept.filter(pc.invert(pc.is_in(kept.column("event_id"), value_set=self._known)))
             if self._recent is not None:
-                kept = self._recent.left_of(kept)
+                kept = self._recent.left_of(self._partition, kept)
                 self._recent.read(self._partition, kept.column("event_id"))
             self.dropped += batch.num_rows - kept.num_rows
             yield kept

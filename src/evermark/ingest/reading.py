@@ -140,9 +140,9 @@ class SourceReading:
                 self._ask_for_evidence(gathered)
                 failed = {**gathered.failed, **take_each(taker, gathered.taken, on_taken, self._feeds)}
                 self._remember(each for each in gathered.taken if each.partition not in failed)
+                failed = failed or taker.save_due(self._at, self._feeds)
                 if failed:
                     return failed
-                taker.save_due(self._feeds)
                 for taken in gathered.taken:
                     self._at[taken.partition] = taken.end
                     self._batches[taken.partition] += bool(taken.files)
@@ -154,7 +154,7 @@ class SourceReading:
                     self.runtime.wait(rest_s(count, self.runtime.monotonic() - began), *ends)
             return {}
         finally:
-            taker.save_rest()
+            taker.save_rest(self._at)
             self._close_feeds()
 
     def _ask_for_evidence(self, gathered: Gathered) -> None:

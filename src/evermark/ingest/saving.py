@@ -7,7 +7,7 @@ further. While the store is away one checkpoint for each partition waits in memo
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from evermark.breaker import Breaker, BreakerState
@@ -82,19 +82,22 @@ class CheckpointSaver:
         waiting.checkpoint, waiting.events = checkpoint, waiting.events + events
         self._save_if_due(partition, now)
 
-    def save_due(self) -> list[int]:
-        """Save what has waited for long enough; the partitions whose source may be confirmed further."""
-        now = self.clock()
-        for partition in list(self._waiting):
-            self._save_if_due(partition, now)
-        return list(self._unconfirmed)
+    def save_due(self, partition: int) -> None:
+        """Save what has waited for long enough. Raises what shows that we are no longer the owner."""
+        if partition in self._waiting:
+            self._save_if_due(partition, self.clock())
 
-    def save_rest(self) -> None:
+    def save_rest(self, partitions: Iterable[int]) -> None:
         """Reading ends: save all that waits, even if the store was away a moment ago, within the time there is."""
         deadline = self.clock() + self.policy.last_s
-        for partition in list(self._waiting):
-            if self.clock() < deadline:
+        for partition in partitions:
+            if partition in self._waiting and self.clock() < deadline:
                 self._try(partition)
+
+    def forget(self, partition: int) -> None:
+        """Its reading begins anew, perhaps elsewhere: what waited belongs to the past."""
+        self._waiting.pop(partition, None)
+        self._unconfirmed.pop(partition, None)
 
     def to_confirm(self, partition: int) -> str | None:
         """The position of the last save, once."""

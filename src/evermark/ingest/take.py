@@ -9,7 +9,7 @@ Nothing in here knows Spark, Delta or Postgres: the simulator runs this very cod
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -79,6 +79,7 @@ class Taker:
     def begin(self, partition: int) -> Resume:
         """Make the partition ours and find where it stands. The log is the truth; head and checkpoint follow it."""
         where = f"{self.name}/{partition}"
+        self._saver.forget(partition)
         # Before the tail: head and checkpoint can then not be ahead of it, even if we are no longer the owner.
         head = self.heads.load(self.name).get(partition)
         checkpoint, away = self._stored(partition)
@@ -97,11 +98,15 @@ class Taker:
             end = tail.end or logged_to or position
             recovered = Head(tail.batch, self.epoch, end, version)
             self.heads.move(self.name, partition, recovered, recovered=True)
-        if away is None:
-            self._save(partition, position, tail.batch)
-        else:
+        begun, unsaved = Checkpoint(position, tail.batch, self.epoch), away
+        if unsaved is None:
+            try:
+                self._save_as(partition, begun)
+            except AWAY as error:  # the store can be read, and not be written to
+                unsaved = error
+        if unsaved is not None:
             # What was passed without events after the log's end is not known, and is passed once more.
-            self._saver.offer(partition, Checkpoint(position, tail.batch, self.epoch), 0)
+            self._saver.offer(partition, begun, 0)
         self._saver.to_confirm(partition)  # its predecessor did
         return Resume(position, found.batch, found.repeats_to, away)
 
@@ -144,15 +149,23 @@ class Taker:
         else:
             self._saver.offer(taken.partition, checkpoint, taken.rows)
 
-    def save_due(self, feeds: Mapping[int, Feed] = NO_FEEDS) -> None:
-        """Save checkpoints that have waited for long enough, and confirm what was saved. To be called now and then."""
-        for partition in self._saver.save_due():
-            self.confirm_saved(partition, feeds.get(partition))
+    def save_due(self, partitions: Iterable[int], feeds: Mapping[int, Feed] = NO_FEEDS) -> dict[int, EvermarkError]:
+        """Save checkpoints that have waited for long enough, and confirm what was saved, of partitions that are being
+        read; which of them failed. To be called now and then.
+        """
+        failed: dict[int, EvermarkError] = {}
+        for partition in partitions:
+            try:
+                self._saver.save_due(partition)
+                self.confirm_saved(partition, feeds.get(partition))
+            except EvermarkError as error:
+                failed[partition] = error
+        return failed
 
-    def save_rest(self) -> None:
+    def save_rest(self, partitions: Iterable[int]) -> None:
         """Reading ends: save the checkpoints that wait. What cannot be saved, the log knows."""
         try:
-            self._saver.save_rest()
+            self._saver.save_rest(partitions)
         except EvermarkError as error:
             self.on_unconfirmed(error)
 

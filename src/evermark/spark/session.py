@@ -15,6 +15,7 @@ from pyspark import SparkConf, SparkContext, java_gateway
 from pyspark.sql import SparkSession
 
 from evermark.config.spark_master import master_in_effect
+from evermark.errors import EngineError
 from evermark.spark.home import java_options, spark_home
 from evermark.spark.job import run_tasks
 from evermark.spark.start_failure import require_master_answers, start_error
@@ -89,6 +90,8 @@ def make_session(
 
 def sql_session() -> SparkSession:
     """The SQL session of this process, over its context; made when first asked for: two seconds of processor."""
+    if SparkContext._active_spark_context is None:  # noqa: SLF001 - asked otherwise, a Spark without settings is started
+        raise EngineError("Spark does not run in this process", hint="it is started again; try again in a moment")
     return SparkSession.builder.getOrCreate()
 
 

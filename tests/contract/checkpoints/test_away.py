@@ -123,7 +123,7 @@ def test_s13_a_store_that_is_lost_and_comes_back_costs_nothing(store: Store) -> 
     store.start()
 
     def is_saved() -> bool:
-        second.taker.save_due()
+        second.taker.save_due([0])
         return second.saved() == 15
 
     until(is_saved, "the checkpoint is saved", timeout_s=60)

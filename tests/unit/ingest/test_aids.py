@@ -162,11 +162,24 @@ def test_s5_a_large_batch_is_looked_through_as_a_small_one_is(rows: int) -> None
     recent.logged(0)
     now[0] = 101.0
     columns: dict[str, object] = {"event_id": [f"e{n}" for n in range(rows)]}
-    left = recent.left_of(taken_batch(columns, rows)).column("event_id").to_pylist()
+    left = recent.left_of(0, taken_batch(columns, rows)).column("event_id").to_pylist()
     assert left == [f"e{n}" for n in range(rows) if n != 3]
     recent.read(1, pa.array(left))
     recent.logged(1)
-    assert (len(recent), f"e{rows - 1}" in recent, "e3" in recent) == (5, True, False)
+    assert len(recent) == 5
+    again = recent.left_of(1, taken_batch(columns, rows)).column("event_id").to_pylist()
+    assert (f"e{rows - 1}" in again, "e3" in again) == (False, True)
+
+
+@pytest.mark.parametrize("rows", [10, 5000])
+def test_s5_an_id_of_another_partition_is_another_event(rows: int) -> None:
+    """GIVEN a source whose partitions count their events alike WHEN one has logged them THEN the other's are kept."""
+    recent = RecentIds(RecentLimits(10_000, 100.0), lambda: 0.0)
+    batch = taken_batch({"event_id": [f"e{n}" for n in range(rows)]}, rows)
+    recent.read(0, batch.column("event_id"))
+    recent.logged(0)
+    assert recent.left_of(1, batch).num_rows == rows
+    assert recent.left_of(0, batch).num_rows == 0
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 
 from evermark.breaker import Breaker, BreakerLimits, BreakerState
 from evermark.checkpoints.base import Checkpoint
-from evermark.errors import EvermarkError, StaleError, UnreachableError
+from evermark.errors import EvermarkError, GapError, StaleError, UnreachableError
 from evermark.ingest.saving import MOVED_S, SavePolicy, SavingNews
 from evermark.ingest.take import Taken, Taker, take_each
 from evermark.log.base import LogFile
@@ -40,6 +40,7 @@ class Outside:
     def __init__(self, world: World) -> None:
         self._kept = world.checkpoints
         self.away = False
+        self.away_for_saves = False
         self.calls = 0
 
     def beside(self, *_: object) -> None:
@@ -47,7 +48,7 @@ class Outside:
 
     def __getattr__(self, name: str) -> Any:
         self.calls += 1
-        if self.away:
+        if self.away or (self.away_for_saves and name == "save"):
             raise UnreachableError("the store does not answer")
         return getattr(self._kept, name)
 
@@ -85,7 +86,7 @@ class Scene:
         taken = Taken(0, self.batch + 1, self.taker.epoch, position(start), position(self.at), files)
         self.batch += bool(rows)
         failed = take_each(self.taker, [taken], lambda _: None)
-        self.taker.save_due()
+        self.taker.save_due([0])
         return failed
 
     @property
@@ -123,10 +124,10 @@ def test_s2_a_checkpoint_is_saved_in_its_time_though_no_batch_comes_any_more() -
     scene.taker.begin(0)
     scene.take(1)
     scene.now = 4.9
-    scene.taker.save_due()
+    scene.taker.save_due([0])
     assert (scene.saved, scene.confirmed) == (0, 0)
     scene.now = 5.0
-    scene.taker.save_due()
+    scene.taker.save_due([0])
     assert (scene.saved, scene.confirmed) == (1, 1)
 
 
@@ -137,7 +138,7 @@ def test_a_position_that_only_moved_is_saved_soon_however_long_the_interval_is()
     scene.taker.begin(0)
     scene.take(0)
     scene.now += MOVED_S
-    scene.taker.save_due()
+    scene.taker.save_due([0])
     assert scene.saved == 1
 
 
@@ -174,7 +175,7 @@ def test_s1_while_the_store_is_away_batches_are_taken_and_the_breaker_opens() ->
     scene.take(1)
     assert scene.saved == 1
     scene.now += 30.0
-    scene.taker.save_due()
+    scene.taker.save_due([0])
     assert (scene.saved, scene.confirmed, scene.news.came_back) == (23, 23, 1)
 
 
@@ -207,16 +208,16 @@ def test_s9_what_waits_is_saved_when_reading_ends_within_its_time() -> None:
     scene.taker.begin(0)
     scene.take(1)
     scene.store.away = True
-    scene.taker.save_rest()
+    scene.taker.save_rest([0])
     assert scene.saved == 0
     scene.store.away = False
-    scene.taker.save_rest()
+    scene.taker.save_rest([0])
     assert scene.saved == 1
 
     scene = Scene(SavePolicy(5.0, 1000, last_s=0.0))
     scene.taker.begin(0)
     scene.take(1)
-    scene.taker.save_rest()
+    scene.taker.save_rest([0])
     assert scene.saved == 0
 
 
@@ -229,6 +230,39 @@ def test_a_stale_owner_hears_it_when_a_checkpoint_that_waited_is_saved() -> None
     old, scene.taker = scene.taker, scene.owner()
     scene.taker.begin(0)
     scene.now += 10.0
-    with pytest.raises(StaleError):
-        old.save_due()
+    assert isinstance(old.save_due([0])[0], StaleError)
     assert scene.world.checkpoints.load("shop", 0).epoch == scene.taker.epoch
+
+
+def test_a_store_that_can_only_be_read_keeps_no_partition_from_being_read() -> None:
+    """GIVEN a store that refuses writes WHEN reading begins THEN it begins, and the checkpoint is saved later."""
+    scene = Scene(FIVE_OR_THOUSAND)
+    scene.taker.begin(0)
+    scene.take(1000)
+    scene.store.away_for_saves = True
+    scene.taker = scene.owner()
+    resumed = scene.taker.begin(0)
+    assert (resumed.position, resumed.without_checkpoint) == (position(1000), None)
+    scene.store.away_for_saves = False
+    scene.take(1000)
+    assert scene.saved == 2000
+
+
+def test_saving_is_about_the_partitions_that_are_read_and_a_failure_is_its_partitions_own() -> None:
+    """GIVEN a saved checkpoint WHEN its source cannot be told THEN just that partition fails; and one that is not read
+    any more is neither saved nor told."""
+    scene = Scene(FIVE_OR_THOUSAND)
+    scene.taker.begin(0)
+    scene.take(1)
+    scene.now += 10.0
+    told: list[int] = []
+
+    def confirm(partition: int, _end: str) -> None:
+        told.append(partition)
+        raise GapError("the slot is gone")
+
+    scene.world.source.confirm = confirm  # type: ignore[method-assign]
+    assert scene.taker.save_due([1]) == {} and not told
+    failed = scene.taker.save_due([0, 1])
+    assert list(failed) == [0] and isinstance(failed[0], GapError) and told == [0]
+    assert scene.taker.save_due([0]) == {}

@@ -29,6 +29,7 @@ from evermark.errors import EngineError, EvermarkError
 from evermark.event import Op
 from evermark.log.read import FileRange
 from evermark.runtime import Lock
+from evermark.storage import readable
 
 # With more streams than this, a bot's view is cut down to the streams of the span.
 NARROWED_FROM = 100
@@ -51,7 +52,7 @@ def streams_in(paths: Sequence[str]) -> frozenset[str]:
     """The streams that some files have events of."""
     found: set[str] = set()
     for path in paths:
-        with pq.ParquetFile(path) as file:
+        with pq.ParquetFile(readable(path)) as file:
             for piece in file.iter_batches(_PIECE_ROWS, columns=["stream"], use_threads=False):
                 found.update(pc.unique(piece.column("stream")).to_pylist())
     return frozenset(found)
@@ -261,7 +262,7 @@ def _last(stays: Sequence[Stay]) -> int:
 
 
 def _in_file(path: str, partition: int, after: int, to: int) -> Iterator[dict[str, Any]]:
-    with pq.ParquetFile(path) as file:
+    with pq.ParquetFile(readable(path)) as file:
         at = file.metadata.schema.names.index("batch")
         for group in range(file.metadata.num_row_groups):
             statistics = file.metadata.row_group(group).column(at).statistics
