@@ -93,10 +93,15 @@ class ReplicaStore(Protocol):
         """This node's origin, and the token that was left at the last start."""
         ...
 
-    def set_token(self, token: str) -> None: ...
+    def set_token(self, token: str) -> None:
+        """Leave a token, and note the last number of each table with it."""
+        ...
 
-    def renew(self, origin: str) -> None:
-        """Go on under another origin: the events of the one before stay, and are another node's from now on."""
+    def renew(self, origin: str, *, is_noted: bool = True) -> None:
+        """Go on under another origin, in a database that was restored. Events of the one before stay, and are another
+        node's from now on, up to the number that was noted with the last token: those after it may have been made
+        since, under numbers that others know with another content. They become the new origin's. Not `is_noted`: the
+        note may be of after the restore, so all that was not collected becomes the new origin's."""
         ...
 
     def evict_self(self, origin: str) -> None:

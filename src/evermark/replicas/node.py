@@ -68,8 +68,7 @@ class ReplicaNode:
         with self.folder.claiming():
             kept = self.folder.tokens()
             before = replica.store.identity()[0]
-            kept = replace(kept, now="", next="") if anew else kept
-            is_other = claim(replica.store, kept, self.folder.keep, replica.fresh_origin)
+            is_other = claim(replica.store, kept, self.folder.keep, replica.fresh_origin, anew=anew)
         if is_other and before:
             self._log.warning(
                 "this database is a backup or a copy: the node goes on under a new origin",

@@ -287,7 +287,7 @@ class Replica:
         for table in self.store.tables():
             made = self.store.held(table).get(own, NOTHING)
             if not made.covers(theirs.said.held.get(table, {}).get(own, NOTHING)):
-                self.store.renew(self._next_origin())
+                self.store.renew(self._next_origin(), is_noted=False)
                 return
 
     def _pull(self, peer: Peer, table: str, done: Synced) -> None:

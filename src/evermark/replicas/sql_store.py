@@ -144,12 +144,20 @@ class SqlStore(ABC):
     def set_token(self, token: str) -> None:
         with self._writing():
             self._set_meta("token", token)
+            for name in self.tables():
+                self._set_meta(f"noted::{name}", self._meta(self._seq_key(name), "0"))
 
-    def renew(self, origin: str) -> None:
+    def renew(self, origin: str, *, is_noted: bool = True) -> None:
         with self._writing():
-            self._renew(origin)
+            before = self._meta("origin", "")
+            sure = {name: self.floors(name).get(before, 0) for name in self.tables()}
+            if is_noted:
+                sure = {name: max(floor, int(self._meta(f"noted::{name}", "0"))) for name, floor in sure.items()}
+            self._renew(origin, sure)
 
-    def _renew(self, origin: str) -> None:
+    def _renew(self, origin: str, sure: Mapping[str, int]) -> None:
+        """`sure`: up to where the numbers of a table are known to be the present origin's own. Those after them it may
+        have given to other events as well, before this database was restored: these become the new origin's."""
         before, is_joined = self._meta("origin", ""), self.joined()
         for name in sorted(self.tables()):
             self._lock_numbers(name)
@@ -157,9 +165,25 @@ class SqlStore(ABC):
             if not is_joined:
                 self._rename(name, before, origin)
             elif last:
-                self._save_held(name, {before: Ranges.through(last)})
-                self._set_meta(self._seq_key(name), 0)
+                kept = min(last, sure[name])
+                self._tell_anew(name, before, origin, kept)
+                self._save_held(name, {before: Ranges.through(kept)})
+                self._set_meta(self._seq_key(name), last - kept)
+            self._set_meta(f"noted::{name}", 0)
         self._set_meta("origin", origin)
+
+    def _tell_anew(self, table: str, before: str, origin: str, kept: int) -> None:
+        """With the readings they had: what others know that came later must still win."""
+        self._run(
+            f'update "{table}_Events" set origin_node_id = ?, origin_seq = origin_seq - ?, id = {self._uuid_sql} '
+            "where origin_node_id = ? and origin_seq > ?",
+            [origin, kept, before, kept],
+        )
+        self._run(
+            f'update "{table}_Versions" set origin_node_id = ?, origin_seq = origin_seq - ? '
+            "where origin_node_id = ? and origin_seq > ?",
+            [origin, kept, before, kept],
+        )
 
     def _rename(self, table: str, before: str, origin: str) -> None:
         """Before this node has met others nobody knows its events, unless it is a backup: then they know them with
@@ -615,7 +639,7 @@ class SqlStore(ABC):
             before = self._meta("origin")
             for name in self.tables():
                 self._set_meta(f"given_up::{name}", json.dumps(sorted({*self._given_up(name), before})))
-            self._renew(origin)
+            self._renew(origin, {name: int(self._meta(self._seq_key(name), "0")) for name in self.tables()})
 
     def _given_up(self, table: str) -> set[str]:
         """Origins under which this node was evicted, and whose events are still to be told under its present one."""

@@ -153,6 +153,7 @@ class ReplicaStoreContract:
     def test_r2_numbers_go_on_after_a_restart_and_a_new_origin_begins_anew(self, node: ReplicaNode) -> None:
         """GIVEN numbers in replication_meta WHEN the node takes another origin THEN its events begin at 1 again."""
         node.put(1, "x")
+        node.store.set_token("left here")
         old = node.store.identity()[0]
         key = node.sql("select value from replication_meta where key like 'origin_seq::%::orders'")
         assert [int(value) for (value,) in key] == [1]
@@ -163,6 +164,36 @@ class ReplicaStoreContract:
             old: Ranges.through(1),
             node.store.identity()[0]: Ranges.through(1),
         }
+
+    @pytest.mark.parametrize("is_noted", [True, False])
+    def test_r2_what_was_written_after_a_restore_is_told_anew(self, make: Make, is_noted: bool) -> None:
+        """GIVEN a backup that is written to before the node starts, under numbers that a peer knows as other rows WHEN
+        it goes on under a new origin THEN both have what was lost here, and what was written since."""
+        a, b, backup = make("a"), make("b"), make("a")
+        for node in (a, b):
+            node.install()
+        a.put(1, "kept")
+        a.put(2, "older")
+        a.meet(b)
+        backup.store.renew(a.store.identity()[0])
+        backup.install()
+        backup.store.ingest("orders", b.store.read("orders", [Stretch(a.store.identity()[0], 1, 1)]), a.now_ms(), 1000)
+        backup.sql("delete from replication_checkpoints")
+        backup.store.join({})
+        backup.sql("update replication_meta set value = '1' where key like 'origin_seq::%'")
+        backup.store.set_token("of the backup")
+        a.put(2, "lost here")
+        a.meet(b)
+        backup.put(3, "after the restore")
+        backup.put(4, "and one more")
+        assert backup.store.held("orders") == b.store.held("orders"), "nobody would ask for anything"
+        if not is_noted:
+            backup.store.set_token("and the node has started")
+        backup.store.renew(backup.replica.fresh_origin(), is_noted=is_noted)
+        backup.meet(b)
+        assert [row[1] for row in backup.rows()] == ["kept", "lost here", "after the restore", "and one more"]
+        assert backup.rows() == b.rows()
+        assert backup.replica.diff(Direct("a", b.replica), "orders") == ([], True)
 
     def test_r3_events_keep_their_identity_when_they_are_passed_on(self, make: Make) -> None:
         """GIVEN A–B–C, where A and C never meet WHEN A writes THEN C has the event as A made it; so do rings."""
