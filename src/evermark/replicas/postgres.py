@@ -368,6 +368,14 @@ when (current_setting('evermark.applying', true) is distinct from '1') execute f
         )
         return table.by_record(rows)
 
+    def _is_replaceable(self, table: Table) -> bool:
+        rows = self._all(
+            "select 1 from pg_constraint where confrelid = to_regclass(quote_ident(?)) and confdeltype in ('c', 'n', 'd')",
+            [table.name],
+        )
+        columns = {row[0] for row in self._column_rows(table.name) if not row[3]}
+        return not rows and columns == set(table.columns)
+
     def _upsert_staged(self, table: Table) -> None:
         names = ", ".join(f'"{column}"' for column in table.columns)
         texts = {column: "(data::jsonb ->> '" + column.replace("'", "''") + "')" for column in table.columns}

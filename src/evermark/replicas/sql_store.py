@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -85,6 +85,10 @@ class SqlStore(ABC):
     @abstractmethod
     def _upsert_staged(self, table: Table) -> None:
         """Write the rows of `replication_winners` with an image into the table."""
+
+    @abstractmethod
+    def _is_replaceable(self, table: Table) -> bool:
+        """Whether a row may be deleted and inserted again: all of it is replicated, and nothing goes with it."""
 
     @abstractmethod
     def _record_sql(self, table: Table, row: str) -> str:
@@ -381,11 +385,27 @@ class SqlStore(ABC):
 
     def _apply(self, spec: Table, won: Sequence[Event], inserted: set[str]) -> None:
         """Write the images that won, and take away the rows that were inserted for locking alone."""
-        live = [event for event in won if event.image is not None]
+        live = sorted((event for event in won if event.image is not None), key=lambda event: event.version)
         kept = {event.record_id for event in live}
-        self._upsert(spec, live)
+        # First what goes, then rows in the order they were made: a later one may have what an index lets only one have.
         self._delete(spec, sorted(inserted - kept | {event.record_id for event in won if event.image is None}))
+        self._writing_rows(
+            spec, lambda: self._upsert(spec, live), lambda: self._delete(spec, [event.record_id for event in live])
+        )
         self._save_versions(spec.name, [(event.record_id, event.version, event.image is None) for event in won])
+
+    def _writing_rows(self, spec: Table, write: Callable[[], None], clear: Callable[[], object]) -> None:
+        """Rows that swapped what an index lets only one of them have can be written when none of them is there."""
+        self._run("savepoint rows")
+        try:
+            write()
+        except SetupError:
+            self._run("rollback to savepoint rows")
+            if not self._is_replaceable(spec):
+                raise
+            clear()
+            write()
+        self._run("release savepoint rows")
 
     def _save_versions(self, table: str, rows: Iterable[tuple[str, Version, bool]]) -> None:
         self._many(
@@ -623,7 +643,12 @@ class SqlStore(ABC):
         vanished = self._run(
             f'delete from "{name}_Versions" where record_id in (select record_id from replication_vanished)'
         )
-        self._upsert_staged(spec)
+        live = "select record_id from replication_winners where data is not null"
+        self._writing_rows(
+            spec,
+            lambda: self._upsert_staged(spec),
+            lambda: self._run(f'delete from "{name}" where {self._record_sql(spec, quoted)} in ({live})'),
+        )
         won = self._run(
             f'insert into "{name}_Versions" (record_id, hlc, origin_node_id, origin_seq, is_deleted) '
             "select record_id, hlc, origin_node_id, origin_seq, data is null from replication_winners where true "

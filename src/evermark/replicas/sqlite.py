@@ -284,6 +284,11 @@ class SqliteStore(SqlStore):
         )
         return table.by_record(rows)
 
+    def _is_replaceable(self, table: Table) -> bool:
+        # Foreign keys are off in a connection of SQLite's unless it turns them on, and this one does not.
+        rows = self._all("select name from pragma_table_xinfo(?) where hidden = 0", [table.name])
+        return {name for (name,) in rows} == set(table.columns)
+
     def _upsert_staged(self, table: Table) -> None:
         values = ", ".join(_staged_sql(kind, column) for column, kind in table.columns.items())
         self._run(

@@ -305,6 +305,48 @@ class ReplicaStoreContract:
         assert node.rows() == [] and node.store.said().held["orders"] == {}
         assert node.store.read("orders", [Stretch(origin, 1, 9)]) == []
 
+    @pytest.mark.parametrize("by", ["events", "snapshot"])
+    def test_r6_what_only_one_row_may_have_passes_from_row_to_row(self, make: Make, by: str) -> None:
+        """GIVEN a unique index besides the key, kept by one writer WHEN rows hand over and swap what it is about THEN a
+        peer takes it, by events and by a snapshot."""
+        a, b = make("a"), make("b")
+        for node in (a, b):
+            node.sql("create unique index only_one on orders (what)")
+            node.install()
+            node.limit(NO_RETENTION)
+        for key, what in enumerate("vwxyz"):
+            a.put(key, what)
+        a.meet(b)
+        a.sql("delete from orders where id = 0")
+        a.put(10, "v")
+        a.put(1, "moved on")
+        a.put(11, "w")
+        for key, what in ((2, "held"), (3, "x"), (2, "y")):
+            a.put(key, what)
+        if by == "snapshot":
+            a.replica.evict(["b"])
+            a.replica.collect()
+        found = b.meet(a)
+        assert found.snapshots == (1 if by == "snapshot" else 0)
+        assert b.rows() == a.rows() and [row[1] for row in b.rows()] == ["moved on", "v", "w", "y", "x", "z"]
+
+    def test_r6_a_row_is_not_replaced_where_more_than_it_would_go(self, make: Make) -> None:
+        """GIVEN columns of the table that are not replicated WHEN rows swap what an index lets only one have THEN that
+        is refused, and what the columns hold stays."""
+        a, b = make("a"), make("b")
+        for node in (a, b):
+            node.sql("create unique index only_one on orders (what)")
+            node.install(columns=["id", "what"])
+        for key, what in enumerate("xy"):
+            a.put(key, what)
+        a.meet(b)
+        b.sql("update orders set amount = 7.5")
+        for key, what in ((0, "held"), (1, "x"), (0, "y")):
+            a.put(key, what)
+        with pytest.raises(SetupError, match="refuses a row"):
+            b.meet(a)
+        assert sorted(b.sql("select what, amount from orders")) == [("x", 7.5), ("y", 7.5)]
+
     def test_r7_the_same_events_in_any_order_give_the_same_rows(self, make: Make) -> None:
         """GIVEN three changes of one row by three nodes WHEN they arrive in their six orders THEN one of them wins."""
         import itertools
