@@ -143,6 +143,11 @@ class ReplicaStore(Protocol):
         """Those events, in order. One that is not there is left out."""
         ...
 
+    def mend(self, table: str, stretch: Stretch) -> None:
+        """Events of this node's own whose image no peer would take, because a value does not fit its column's kind, and
+        whose row has a newer version: nobody can have them, so they get the image that the row has now."""
+        ...
+
     def read_since(self, table: str, timestamp: int, event_id: str, limit: int) -> list[Event]:
         """Events after (timestamp, id), in that order: for peers that know nothing of origins."""
         ...

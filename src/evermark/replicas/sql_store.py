@@ -26,7 +26,7 @@ from evermark.replicas.ranges import (
     Ranges,
     ranges_from,
 )
-from evermark.replicas.values import Table
+from evermark.replicas.values import OURS, Table
 
 FORMAT = 1
 _EVENT = "id, operation_type, record_id, data, timestamp, origin_node_id, origin_seq, hlc"
@@ -294,6 +294,29 @@ class SqlStore(ABC):
             )
             found += [_event(spec, row) for row in rows]
         return found
+
+    def mend(self, table: str, stretch: Stretch) -> None:
+        spec = self._table(table)
+        if stretch.origin != self._meta("origin"):
+            return
+        with self._writing():
+            rows = self._all(
+                f'select {_EVENT} from "{table}_Events" where origin_node_id = ? and origin_seq between ? and ?',
+                [stretch.origin, stretch.start, stretch.end],
+            )
+            for row in rows:
+                if _is_readable(spec, row):
+                    continue
+                event_id, record, hlc, seq = row[0], row[2], int(row[7]), int(row[6])
+                current = self._versions(table, [record]).get(record)
+                if current is None or current <= Version(hlc, stretch.origin, seq):
+                    continue
+                image = self._images(spec, [record]).get(record)
+                operation = Operation.DELETE if image is None else Operation.UPDATE
+                self._run(
+                    f'update "{table}_Events" set operation_type = ?, data = ? where id = ?',
+                    [str(operation), image_text(image) or "", event_id],
+                )
 
     def read_since(self, table: str, timestamp: int, event_id: str, limit: int) -> list[Event]:
         spec = self._table(table)
@@ -747,9 +770,17 @@ class SqlStore(ABC):
 
 def _event(spec: Table, row: tuple[Any, ...]) -> Event:
     event_id, operation, record, data, timestamp, origin, seq, hlc = row
-    image = None if operation == Operation.DELETE else spec.checked(json.loads(data), record)
+    image = None if operation == Operation.DELETE else spec.checked(json.loads(data), record, OURS)
     version = Version(int(hlc), origin, int(seq))
     return Event(str(event_id), spec.name, Operation(operation), record, image, int(timestamp), version)
+
+
+def _is_readable(spec: Table, row: tuple[Any, ...]) -> bool:
+    try:
+        _event(spec, row)
+    except FormatError:
+        return False
+    return True
 
 
 def _check(spec: Table, event: Event) -> None:

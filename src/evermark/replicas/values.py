@@ -32,6 +32,7 @@ class Kind(StrEnum):
 
 
 _PLAIN = (Kind.INTEGER, Kind.TEXT, Kind.BYTES)  # databases agree on how to write them
+OURS = "correct that row here, and sync again; other tables go on meanwhile"
 KEY_KINDS = (Kind.INTEGER, Kind.TEXT)
 
 
@@ -85,10 +86,10 @@ class Table:
         found: dict[str, Image] = {}
         for row in rows:
             values = list(row)
-            for at in odd:
-                values[at] = canonical(kinds[at], values[at])
-            image = dict(zip(names, values, strict=True))
-            found[self.record_id(image)] = image
+            record = self.record_id(dict(zip(names, values, strict=True)))
+            for at in (*odd, *(at for at, value in enumerate(values) if len(value or "") > VALUE_CHARS_MAX)):
+                values[at] = self._canonical(names[at], values[at], record, OURS)
+            found[record] = dict(zip(names, values, strict=True))
         return found
 
     def key_texts(self, record: str) -> list[str]:
@@ -97,28 +98,36 @@ class Table:
             raise FormatError(f"{self.name}: {record[:80]!r} is no key of the table", hint="the peer is damaged")
         return found
 
-    def checked(self, image: Any, record: str) -> dict[str, str | None]:
+    def checked(self, image: Any, record: str, hint: str = "the peer is damaged") -> dict[str, str | None]:
         """An image as a peer sent it, in canonical form; refused unless it has just the columns of this table."""
         if not isinstance(image, dict) or image.keys() != self.columns.keys():
-            raise FormatError(f"{self.name}: an image has other columns than the table", hint="compare the tables")
+            said = f"{self.name}: an image of row {record[:80]!r} has other columns than the table"
+            raise FormatError(said, hint="compare the tables")
         columns = self.columns
         made = {
             column: value
             if value is None or (type(value) is str and is_canonical(columns[column], value))
-            else self._canonical(column, value)
+            else self._canonical(column, value, record, hint)
             for column, value in image.items()
         }
         if any(made[column] is None for column in self.key) or self.record_id(made) != record:
-            raise FormatError(f"{self.name}: an image is of another row than its event", hint="the peer is damaged")
+            raise FormatError(f"{self.name}: an image is of another row than {record[:80]!r}, its event's", hint=hint)
         return made
 
-    def _canonical(self, column: str, value: Any) -> str | None:
-        if value is not None and (not isinstance(value, str) or len(value) > VALUE_CHARS_MAX):
-            raise FormatError(f"{self.name}.{column}: a value is no text, or too long", hint="the peer is damaged")
+    def _canonical(self, column: str, value: Any, record: str, hint: str) -> str | None:
+        where = f"{self.name}.{column} of row {record[:80]!r}"
+        if value is not None and not isinstance(value, str):
+            raise FormatError(f"{where}: a value is no text", hint=hint)
+        if value is not None and len(value) > VALUE_CHARS_MAX:
+            raise FormatError(
+                f"{where}: a value of {len(value)} characters is too long, {VALUE_CHARS_MAX} are the most "
+                "(a byte takes two)",
+                hint=hint,
+            )
         try:
             return canonical(self.columns[column], value)
         except ValueError as error:
-            raise FormatError(f"{self.name}.{column}: {error}", hint="the peer is damaged") from None
+            raise FormatError(f"{where}: {error}", hint=hint) from None
 
 
 def record_id(texts: Sequence[str]) -> str:

@@ -23,6 +23,8 @@ from evermark.replicas.ranges import Held, Ranges
 from evermark.replicas.replica import Limits, Replica
 from evermark.replicas.snapshots import Snapshots
 from evermark.replicas.sql_store import SqlStore
+from evermark.replicas.sqlite import SqliteStore
+from evermark.replicas.values import VALUE_CHARS_MAX
 
 FAR = Limits(page=50)
 NO_RETENTION = Limits(retention_ms=0, safety_ms=-1, page=50)
@@ -346,6 +348,49 @@ class ReplicaStoreContract:
         with pytest.raises(SetupError, match="refuses a row"):
             b.meet(a)
         assert sorted(b.sql("select what, amount from orders")) == [("x", 7.5), ("y", 7.5)]
+
+    def test_one_tables_trouble_is_not_anothers(self, make: Make) -> None:
+        """GIVEN a row whose value no peer takes, in the first of two tables WHEN nodes meet THEN the other table is
+        synced, the row is named, and the table goes on when the row is corrected or gone."""
+        a, b = make("a"), make("b")
+        for node in (a, b):
+            node.sql("create table bad (id bigint primary key, what text)")
+            for table in ("bad", "orders"):
+                node.install(table)
+        long = "x" * (VALUE_CHARS_MAX + 1)
+        a.sql("insert into bad values (1, 'fine')")
+        a.sql("insert into bad values (2, ?)", long)
+        a.sql("insert into bad values (3, ?)", long)
+        a.put(1, "goes on")
+        for here, there in ((a, b), (b, a)):
+            with pytest.raises(FormatError, match=r"bad.what of row '2': .* is too long") as refused:
+                here.meet(there)
+            assert "peer" not in refused.value.hint
+            assert b.rows() == a.rows() and len(b.rows()) == 1
+        a.sql("update bad set what = 'corrected' where id = 2")
+        a.sql("delete from bad where id = 3")
+        a.meet(b)
+        assert b.rows("bad") == a.rows("bad") == [("1", "fine"), ("2", "corrected")]
+        assert a.replica.diff(Direct("a", b.replica), "bad") == ([], True)
+        a.sql("update bad set what = ? where id = 1", long)
+        with pytest.raises(FormatError, match=r"bad.what of row '1'"):
+            a.rows("bad")
+
+    def test_rows_wait_for_the_rows_they_refer_to(self, make: Make) -> None:
+        """GIVEN a table whose rows refer to those of one that comes after it by name WHEN nodes meet THEN both are
+        synced at once."""
+        a, b = make("a"), make("b")
+        for node in (a, b):
+            node.sql("create table items (id bigint primary key, of_order bigint references orders (id))")
+            for table in ("items", "orders"):
+                node.install(table)
+        if isinstance(b.store, SqliteStore):
+            b.sql("pragma foreign_keys = on")
+        a.put(1, "first")
+        a.sql("insert into items values (7, 1)")
+        for here, there in ((a, b), (b, a)):
+            here.meet(there)
+        assert b.rows("items") == a.rows("items") == [("7", "1")]
 
     def test_r7_the_same_events_in_any_order_give_the_same_rows(self, make: Make) -> None:
         """GIVEN three changes of one row by three nodes WHEN they arrive in their six orders THEN one of them wins."""
