@@ -370,7 +370,8 @@ when (current_setting('evermark.applying', true) is distinct from '1') execute f
 
     def _is_replaceable(self, table: Table) -> bool:
         rows = self._all(
-            "select 1 from pg_constraint where confrelid = to_regclass(quote_ident(?)) and confdeltype in ('c', 'n', 'd')",
+            "select 1 from pg_constraint where confrelid = to_regclass(quote_ident(?)) "
+            "and confdeltype in ('c', 'n', 'd')",
             [table.name],
         )
         columns = {row[0] for row in self._column_rows(table.name) if not row[3]}

@@ -26,7 +26,7 @@ from evermark.replicas.event import Event, born_ms, image_text, member_of, new_o
 from evermark.replicas.exchange import PAGE_EVENTS, PROTOCOL, Evicted, Hello, Manifest, Page, Peer
 from evermark.replicas.members import Floors, Member, Said
 from evermark.replicas.paging import SnapshotRequired, Stretch, coverage, stretches, wanted
-from evermark.replicas.ranges import NOTHING, Held, union
+from evermark.replicas.ranges import NOTHING, Held, Ranges, union
 from evermark.replicas.snapshots import Snapshots, decoded, verified
 from evermark.replicas.values import Table
 
@@ -65,6 +65,7 @@ class Synced:
     snapshots: int = 0
     by_time: bool = False
     skipped: dict[str, str] = field(default_factory=dict)  # table: why it was not synced
+    unsent: dict[str, str] = field(default_factory=dict)  # table: why the peer still lacks some of it
 
     def add(self, found: Ingested) -> None:
         self.taken += found.taken
@@ -363,11 +364,16 @@ class Replica:
         theirs: Held = {} if member.said is None else member.said.held.get(table, {})
         theirs = union(theirs, self._pushed.get((peer.name, table), {}))
         while True:
+            mine, floors = self.store.held(table), self.store.floors(table)
             try:
-                found = wanted(table, self.store.held(table), self.store.floors(table), theirs)
+                found = wanted(table, mine, floors, theirs)
             except SnapshotRequired as error:
-                done.skipped[table] = f"{peer.name} must pull a snapshot: {error.message}"
-                return
+                done.unsent[table] = (
+                    f"{error.message}; {peer.name} takes a snapshot when it dials us: run there `evermark replica add "
+                    f"{self.name} --url URL`, then `evermark replica sync {self.name}`"
+                )
+                known = {origin: Ranges.through(floor) for origin, floor in floors.items()}
+                found = wanted(table, mine, floors, union(theirs, known))
             page, events = self._page(table, found, self.limits.page)
             if not page:
                 self._pushed[peer.name, table] = theirs

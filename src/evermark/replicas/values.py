@@ -31,7 +31,7 @@ class Kind(StrEnum):
     TEXT = "text"  # and all else, as its database writes it
 
 
-_PLAIN = (Kind.INTEGER, Kind.TEXT, Kind.BYTES)  # databases agree on how to write them
+_PLAIN = (Kind.TEXT, Kind.BYTES)  # databases agree on how to write them
 OURS = "correct that row here, and sync again; other tables go on meanwhile"
 KEY_KINDS = (Kind.INTEGER, Kind.TEXT)
 
@@ -82,12 +82,13 @@ class Table:
     def by_record(self, rows: Iterable[Sequence[str | None]]) -> dict[str, Image]:
         """Rows of this table's columns as its own database writes them, as images by record."""
         names, kinds = list(self.columns), list(self.columns.values())
-        odd = [at for at, kind in enumerate(kinds) if kind not in _PLAIN]
+        odd = [(at, kind) for at, kind in enumerate(kinds) if kind not in _PLAIN]
         found: dict[str, Image] = {}
         for row in rows:
             values = list(row)
             record = self.record_id(dict(zip(names, values, strict=True)))
-            for at in (*odd, *(at for at, value in enumerate(values) if len(value or "") > VALUE_CHARS_MAX)):
+            wrong = [at for at, kind in odd if not is_canonical(kind, values[at] or "0")]
+            for at in (*wrong, *(at for at, value in enumerate(values) if len(value or "") > VALUE_CHARS_MAX)):
                 values[at] = self._canonical(names[at], values[at], record, OURS)
             found[record] = dict(zip(names, values, strict=True))
         return found

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
+import random
+import struct
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -625,6 +628,22 @@ class ReplicaStoreContract:
         a.meet(b)
         assert a.rows() == b.rows() and len(a.rows()) == 9
 
+    def test_r13_a_peer_that_is_only_dialled_gets_later_changes_and_it_is_said_what_it_lacks(self, make: Make) -> None:
+        """GIVEN rows from before on a node that dials one that never does WHEN they meet THEN later changes arrive, and
+        the node says what is still lacking and what to do."""
+        a, b = make("a"), make("b")
+        for key in range(3):
+            a.put(key, "before")
+        for node in (a, b):
+            node.install()
+        a.put(1, "changed")
+        a.put(7, "later")
+        found = a.meet(b)
+        assert [row[1] for row in b.rows()] == ["changed", "later"]
+        assert "evermark replica sync a" in found.unsent["orders"]
+        assert a.meet(b).unsent and b.meet(a).snapshots == 1 and not a.meet(b).unsent
+        assert a.rows() == b.rows() and len(a.rows()) == 4
+
     def test_r13_an_older_events_table_gets_numbers_before_its_index(self, make: Make) -> None:
         """GIVEN events of an older program without numbers WHEN it is installed THEN they are numbered by time for each
         origin, nobody is sent them, and peers take a snapshot."""
@@ -679,6 +698,27 @@ class ReplicaStoreContract:
         assert sorted(b.sql("select id, what, amount, ok from orders")) == sorted(
             a.sql("select id, what, amount, ok from orders")
         )
+
+    @pytest.mark.parametrize("by", ["events", "snapshot"])
+    def test_reals_are_the_same_to_the_last_bit(self, make: Make, by: str) -> None:
+        """GIVEN reals of every size, and infinity WHEN they come by events or a snapshot THEN none has changed."""
+        a, b = make("a"), make("b")
+        chance = random.Random(5)
+        values = [math.inf, -math.inf, 0.0, 5e-324, 1.7976931348623157e308]
+        while len(values) < 400:
+            made = struct.unpack("d", chance.randbytes(8))[0]
+            values += [] if math.isnan(made) else [made, chance.random()]
+        for node in (a, b):
+            if by == "events":
+                node.install()
+        for key, value in enumerate(values):
+            a.sql("insert into orders (id, amount) values (?, ?)", key, value)
+        if by == "snapshot":
+            for node in (a, b):
+                node.install()
+        assert b.meet(a).snapshots == (1 if by == "snapshot" else 0)
+        assert [row[0] for row in b.sql("select amount from orders order by id")] == values
+        assert a.replica.diff(Direct("a", b.replica), "orders") == ([], True)
 
     def test_keys_of_several_columns_are_replicated(self, make: Make) -> None:
         """GIVEN a key of two columns, with separators in them WHEN rows change THEN both nodes have the same."""
