@@ -28,6 +28,7 @@ from evermark.errors import ConfigError, EvermarkError
 from evermark.observe.logging import set_up_logging
 from evermark.replicas.auth import new_key
 from evermark.replicas.node import ReplicaNode, ReplicaService, now_ms, open_store
+from evermark.replicas.replica import Replica
 from evermark.replicas.settings import PeerSettings, ReplicaFolder, ReplicaSettings, resolved
 from evermark.replicas.snapshots import Snapshots
 from evermark.secrets import Secret
@@ -82,9 +83,15 @@ def init(
         wanted, _, columns = text.partition(":")
         replica.store.install(wanted, columns.split(",") if columns else None, now_ms())
         say(f"{wanted} is replicated")
+        _warn_of_columns(replica, wanted)
     tables = {each.name: each.as_json() for each in replica.store.tables().values()}
     document = {"node": node.settings.name, "origin": replica.store.identity()[0], "tables": tables}
     show_fields(document | {"tables": tables if as_json else list(tables)}, as_json=as_json)
+
+
+def _warn_of_columns(replica: Replica, table: str) -> None:
+    if found := replica.store.left_out(table):
+        warn(f"{table}: not replicated: {', '.join(found)}; all columns that are wanted go into --table {table}:a,b,c")
 
 
 @app.command()
@@ -146,6 +153,7 @@ def list_(data: DataOption = _DATA, as_json: JsonOption = False) -> None:
         held, floors = store.held(name), replica.floors(name)
         missing = sum(end - start + 1 for ranges in held.values() for start, end in ranges.missing)
         columns = list(table.columns)
+        _warn_of_columns(replica, name)
         found = {"table": name, **asdict(store.counts(name)), "columns": columns, "missing": missing}
         tables.append(found | {"holding": list(floors.holding)})
     members: list[dict[str, Any]] = []

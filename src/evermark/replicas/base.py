@@ -89,6 +89,10 @@ class ReplicaStore(Protocol):
         older program left get numbers. Doing it again changes nothing, but for columns that were given."""
         ...
 
+    def left_out(self, table: str) -> list[str]:
+        """Columns of a replicated table that are not."""
+        ...
+
     def identity(self) -> tuple[str, str]:
         """This node's origin, and the token that was left at the last start."""
         ...

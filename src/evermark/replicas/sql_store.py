@@ -36,7 +36,8 @@ _READ_ROWS = 2000
 class SqlStore(ABC):
     def __init__(self, service: str) -> None:
         self._service = service
-        self._tables: dict[str, Table] | None = None
+        self._forms: list[tuple[Any, ...]] = []
+        self._tables: dict[str, Table] = {}
 
     # What an adapter adds.
 
@@ -95,6 +96,10 @@ class SqlStore(ABC):
         """SQL for the record id of a row of the table, which stands under the name `row`."""
 
     @abstractmethod
+    def _forget_types(self) -> None:
+        """A table's form has changed."""
+
+    @abstractmethod
     def install(self, table: str, columns: Sequence[str] | None, now_ms: int) -> Table: ...
 
     @abstractmethod
@@ -103,9 +108,10 @@ class SqlStore(ABC):
     # Tables and identity.
 
     def tables(self) -> Mapping[str, Table]:
-        if self._tables is None:
-            rows = self._all("select name, form from replication_tables order by name")
-            self._tables = {name: Table.from_json(name, json.loads(form)) for name, form in rows}
+        rows = self._all("select name, form from replication_tables order by name")
+        if rows != self._forms:  # another process may have changed them
+            self._forms, self._tables = rows, {name: Table.from_json(name, json.loads(form)) for name, form in rows}
+            self._forget_types()
         return self._tables
 
     def _table(self, name: str) -> Table:
@@ -278,6 +284,11 @@ class SqlStore(ABC):
             "then excluded.floor_seq else replication_checkpoints.floor_seq end",
             [(table, origin, floor) for origin, floor in floors.items()],
         )
+
+    def _forget_events(self, table: str) -> None:
+        """Their images are of other columns than the table's: peers that lack them take a snapshot."""
+        self._raise_floors(table, {origin: ranges.highest for origin, ranges in self.held(table).items()})
+        self._run(f'delete from "{table}_Events"')
 
     def given_up(self) -> frozenset[str]:
         return frozenset(name for name in self.tables() if self._given_up(name))

@@ -128,6 +128,8 @@ class SqliteStore(SqlStore):
 
     def _lock_table(self, table: str) -> None: ...
 
+    def _forget_types(self) -> None: ...
+
     # Installing.
 
     def install(self, table: str, columns: Sequence[str] | None, now_ms: int) -> Table:
@@ -148,8 +150,9 @@ class SqliteStore(SqlStore):
                 self._set_meta(self._seq_key(table), 0)
                 self._set_meta(self._clock_key(table), 0)
                 self._version_rows(spec, now_ms)
+            elif known != spec:
+                self._forget_events(table)
             self._script(self._triggers(spec))
-        self._tables = None
         return spec
 
     def _script(self, text: str) -> None:
@@ -159,14 +162,27 @@ class SqliteStore(SqlStore):
 
     def _described(self, table: str, columns: Sequence[str] | None) -> Table:
         rows = self._all("select name, type, pk from pragma_table_xinfo(?) where hidden = 0", [table])
-        if not rows:
+        found = self._all("select name from sqlite_master where type = 'table' and lower(name) = lower(?)", [table])
+        if not rows or not found:
             raise NotFoundError(f"there is no table {table} in this SQLite file", hint="create it first")
+        if found[0][0] != table:
+            raise SetupError(f"the table {table} is called {found[0][0]}", hint="write its name as it was created")
         kinds = {name: _kind(declared) for name, declared, _ in rows}
         chosen = list(kinds) if columns is None else list(columns)
         for column in chosen:
             if column not in kinds:
                 raise SetupError(f"{table} has no column {column}", hint=f"it has {', '.join(kinds)}")
         key = [name for name, _, at in sorted(rows, key=lambda row: row[2]) if at]
+        collations = self._all(
+            "select x.name from pragma_index_list(?) l, pragma_index_xinfo(l.name) x "
+            "where l.origin = 'pk' and x.key and x.coll <> 'BINARY'",
+            [table],
+        )
+        for column in {name for name, declared, at in rows if at and not declared} | {name for (name,) in collations}:
+            raise SetupError(
+                f"{table}.{column}: keys that are equal here may be different texts",
+                hint="declare a type for every column of the key, and no collation",
+            )
         return Table(table, {column: kinds[column] for column in chosen}, tuple(key))
 
     def _migrate_events(self, table: str) -> None:
@@ -256,7 +272,11 @@ class SqliteStore(SqlStore):
 
     def _image_sql(self, table: Table, row: str) -> str:
         pairs = [f"{_quoted(column)}, {_text_sql(kind, row, column)}" for column, kind in table.columns.items()]
-        return f"json_object({', '.join(pairs)})"
+        # SQLite takes 127 arguments at most. Every value is a text or null, so no brace is trimmed but the outer ones.
+        parts = [f"json_object({', '.join(pairs[at : at + 60])})" for at in range(0, len(pairs), 60)]
+        for at in range(len(parts) - 1):
+            parts[at], parts[at + 1] = f"rtrim({parts[at]}, '}}')", f"ltrim({parts[at + 1]}, '{{')"
+        return " || ',' || ".join(parts)
 
     def _upsert(self, table: Table, events: Sequence[Event]) -> None:
         self._upsert_images(table, [event.image or {} for event in events])
@@ -289,8 +309,11 @@ class SqliteStore(SqlStore):
 
     def _is_replaceable(self, table: Table) -> bool:
         # Foreign keys are off in a connection of SQLite's unless it turns them on, and this one does not.
-        rows = self._all("select name from pragma_table_xinfo(?) where hidden = 0", [table.name])
-        return {name for (name,) in rows} == set(table.columns)
+        return not self.left_out(table.name)
+
+    def left_out(self, table: str) -> list[str]:
+        rows = self._all("select name from pragma_table_xinfo(?) where hidden = 0", [table])
+        return [name for (name,) in rows if name not in self._table(table).columns]
 
     def _upsert_staged(self, table: Table) -> None:
         # Not by SQLite's own JSON functions: they end a text at its first NUL, and know no infinity.

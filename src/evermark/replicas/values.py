@@ -33,6 +33,7 @@ class Kind(StrEnum):
 
 _PLAIN = (Kind.TEXT, Kind.BYTES)  # databases agree on how to write them
 OURS = "correct that row here, and sync again; other tables go on meanwhile"
+_PEER = "the peer is damaged"
 KEY_KINDS = (Kind.INTEGER, Kind.TEXT)
 
 
@@ -99,7 +100,14 @@ class Table:
             raise FormatError(f"{self.name}: {record[:80]!r} is no key of the table", hint="the peer is damaged")
         return found
 
-    def checked(self, image: Any, record: str, hint: str = "the peer is damaged") -> dict[str, str | None]:
+    def checked_record(self, record: str) -> str:
+        """A record as a peer sent it; refused unless it is a key of this table."""
+        for column, text in zip(self.key, self.key_texts(record), strict=True):
+            if not is_canonical(self.columns[column], text) and self._canonical(column, text, record, _PEER) != text:
+                raise FormatError(f"{self.name}: {record[:80]!r} is no key of the table", hint=_PEER)
+        return record
+
+    def checked(self, image: Any, record: str, hint: str = _PEER) -> dict[str, str | None]:
         """An image as a peer sent it, in canonical form; refused unless it has just the columns of this table."""
         if not isinstance(image, dict) or image.keys() != self.columns.keys():
             said = f"{self.name}: an image of row {record[:80]!r} has other columns than the table"
