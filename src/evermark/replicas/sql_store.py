@@ -103,6 +103,9 @@ class SqlStore(ABC):
     def install(self, table: str, columns: Sequence[str] | None, now_ms: int) -> Table: ...
 
     @abstractmethod
+    def left_out(self, table: str) -> list[str]: ...
+
+    @abstractmethod
     def close(self) -> None: ...
 
     # Tables and identity.
