@@ -64,7 +64,12 @@ def _every_tombstone(self: SqlStore, table: str, clock: int, batch: int) -> int:
 
 
 def _same_origin(
-    store: ReplicaStore, kept: Tokens, keep: Callable[[Tokens], None], fresh_origin: Callable[[str], str]
+    store: ReplicaStore,
+    kept: Tokens,
+    keep: Callable[[Tokens], None],
+    fresh_origin: Callable[[str], str],
+    *,
+    anew: bool = False,
 ) -> bool:
     if not store.identity()[0]:
         store.renew(fresh_origin(""))

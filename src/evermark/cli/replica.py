@@ -27,8 +27,9 @@ from evermark.cli.options import JsonOption
 from evermark.errors import ConfigError, EvermarkError
 from evermark.observe.logging import set_up_logging
 from evermark.replicas.auth import new_key
-from evermark.replicas.node import ReplicaNode, ReplicaService, now_ms
-from evermark.replicas.settings import PeerSettings, ReplicaFolder, ReplicaSettings
+from evermark.replicas.node import ReplicaNode, ReplicaService, now_ms, open_store
+from evermark.replicas.replica import Replica
+from evermark.replicas.settings import PeerSettings, ReplicaFolder, ReplicaSettings, resolved
 from evermark.replicas.snapshots import Snapshots
 from evermark.secrets import Secret
 
@@ -61,8 +62,18 @@ def init(
     if not folder.exists():
         if name is None or cluster is None or store is None:
             raise ConfigError("a new replica needs a name, a cluster and a store", hint="--name, --cluster and --store")
-        folder.save(ReplicaSettings(cluster, name, Secret(store), schema))
+        settings = ReplicaSettings(cluster, name, Secret(resolved(store)), schema)
+        open_store(settings).close()  # a folder is bound to its store for good: not to one that cannot be opened
+        folder.save(settings)
     node = ReplicaNode(folder)
+    if (store is not None and resolved(store) != resolved(node.settings.store.reveal())) or schema not in (
+        None,
+        node.settings.schema,
+    ):
+        raise ConfigError(
+            f"{data} is the replica {node.settings.name}, of another store or schema",
+            hint="leave --store and --schema out, or choose another folder with --data",
+        )
     if name not in (None, node.settings.name) or cluster not in (None, node.settings.cluster):
         raise ConfigError(f"{data} is the replica {node.settings.name}", hint="choose another folder with --data")
     replica = node.claimed()
@@ -72,9 +83,15 @@ def init(
         wanted, _, columns = text.partition(":")
         replica.store.install(wanted, columns.split(",") if columns else None, now_ms())
         say(f"{wanted} is replicated")
+        _warn_of_columns(replica, wanted)
     tables = {each.name: each.as_json() for each in replica.store.tables().values()}
     document = {"node": node.settings.name, "origin": replica.store.identity()[0], "tables": tables}
     show_fields(document | {"tables": tables if as_json else list(tables)}, as_json=as_json)
+
+
+def _warn_of_columns(replica: Replica, table: str) -> None:
+    if found := replica.store.left_out(table):
+        warn(f"{table}: not replicated: {', '.join(found)}; all columns that are wanted go into --table {table}:a,b,c")
 
 
 @app.command()
@@ -96,13 +113,12 @@ def add(
     """
     folder = ReplicaFolder(data)
     known = folder.load().peers.get(peer)
-    if known is not None and key is None:
-        settings = folder.add_peer(peer, replace(known, url=url or known.url))
-        shown = None
+    made = new_key() if key is None else Secret(key)
+    shown = made.reveal() if key is None and known is None else None
+    if known is not None:
+        settings = folder.add_peer(peer, replace(known, url=url or known.url, key=known.key if key is None else made))
     else:
-        made = new_key() if key is None else Secret(key)
         settings = folder.add_peer(peer, PeerSettings(made, url))
-        shown = made.reveal() if key is None else None
     node = ReplicaNode(folder)
     replica = node.claimed()
     replica.store.close()
@@ -137,6 +153,7 @@ def list_(data: DataOption = _DATA, as_json: JsonOption = False) -> None:
         held, floors = store.held(name), replica.floors(name)
         missing = sum(end - start + 1 for ranges in held.values() for start, end in ranges.missing)
         columns = list(table.columns)
+        _warn_of_columns(replica, name)
         found = {"table": name, **asdict(store.counts(name)), "columns": columns, "missing": missing}
         tables.append(found | {"holding": list(floors.holding)})
     members: list[dict[str, Any]] = []
@@ -200,7 +217,7 @@ def sync(
 ) -> None:
     """Meet peers once: both then hold what either held.
 
-    Exit code 1 if a meeting failed.
+    Exit code 1 if a meeting failed, or a peer still lacks rows.
     """
     node = ReplicaNode(ReplicaFolder(data))
     replica = node.claimed()
@@ -213,7 +230,10 @@ def sync(
             show_error(error)
     for each in found:
         for table, why in each["skipped"].items():
-            warn(f"{each['peer']}: {table} was not synced whole: {why}")
+            warn(f"{each['peer']}: {table} was not synced: {why}")
+        for table, why in each["unsent"].items():
+            failed = True
+            warn(f"{each['peer']} still lacks rows of {table}: {why}")
     columns = ("peer", "taken", "applied", "duplicates", "pushed", "quarantined", "snapshots")
     show(found, columns, as_json=as_json, empty="" if failed else "no peer has a url")
     if failed:

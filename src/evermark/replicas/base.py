@@ -89,14 +89,23 @@ class ReplicaStore(Protocol):
         older program left get numbers. Doing it again changes nothing, but for columns that were given."""
         ...
 
+    def left_out(self, table: str) -> list[str]:
+        """Columns of a replicated table that are not."""
+        ...
+
     def identity(self) -> tuple[str, str]:
         """This node's origin, and the token that was left at the last start."""
         ...
 
-    def set_token(self, token: str) -> None: ...
+    def set_token(self, token: str) -> None:
+        """Leave a token, and note the last number of each table with it."""
+        ...
 
-    def renew(self, origin: str) -> None:
-        """Go on under another origin: the events of the one before stay, and are another node's from now on."""
+    def renew(self, origin: str, *, is_noted: bool = True) -> None:
+        """Go on under another origin, in a database that was restored. Events of the one before stay, and are another
+        node's from now on, up to the number that was noted with the last token: those after it may have been made
+        since, under numbers that others know with another content. They become the new origin's. Not `is_noted`: the
+        note may be of after the restore, so all that was not collected becomes the new origin's."""
         ...
 
     def evict_self(self, origin: str) -> None:
@@ -136,6 +145,11 @@ class ReplicaStore(Protocol):
 
     def read(self, table: str, stretches: Sequence[Stretch]) -> list[Event]:
         """Those events, in order. One that is not there is left out."""
+        ...
+
+    def mend(self, table: str, stretch: Stretch) -> None:
+        """Events of this node's own whose image no peer would take, because a value does not fit its column's kind, and
+        whose row has a newer version: nobody can have them, so they get the image that the row has now."""
         ...
 
     def read_since(self, table: str, timestamp: int, event_id: str, limit: int) -> list[Event]:

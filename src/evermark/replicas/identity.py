@@ -25,16 +25,22 @@ class Tokens:
 
 
 def claim(
-    store: ReplicaStore, kept: Tokens, keep: Callable[[Tokens], None], fresh_origin: Callable[[str], str]
+    store: ReplicaStore,
+    kept: Tokens,
+    keep: Callable[[Tokens], None],
+    fresh_origin: Callable[[str], str],
+    *,
+    anew: bool = False,
 ) -> bool:
-    """Make the database this node's; whether it had to take a new origin."""
+    """Make the database this node's; whether it had to take a new origin. `anew`: a person says that it has to."""
     origin, token = store.identity()
-    is_other = not origin or token not in {kept.now, kept.next} or not token
+    is_stale = not origin or token not in {kept.now, kept.next} or not token
+    is_other = is_stale or anew
     following = secrets.token_hex(16)
     if is_other:
         origin = fresh_origin(max(kept.origin, origin, key=born_ms))
         keep(replace(kept, origin=origin))
-        store.renew(origin)
+        store.renew(origin, is_noted=is_stale)
     keep(Tokens(token, following, origin))
     store.set_token(following)
     keep(Tokens(following, "", origin))

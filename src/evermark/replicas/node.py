@@ -12,7 +12,7 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from evermark.error_policy import backoff_s
-from evermark.errors import ConfigError, EvermarkError, NotFoundError
+from evermark.errors import ConfigError, EvermarkError, Kind, NotFoundError
 from evermark.observe.logging import get_logger
 from evermark.replicas.auth import Gate, Party
 from evermark.replicas.base import ReplicaStore
@@ -20,7 +20,7 @@ from evermark.replicas.client import HttpPeer
 from evermark.replicas.identity import claim
 from evermark.replicas.replica import Replica, Synced
 from evermark.replicas.server import ReplicaServer
-from evermark.replicas.settings import ReplicaFolder, ReplicaSettings
+from evermark.replicas.settings import ReplicaFolder, ReplicaSettings, is_dsn
 from evermark.replicas.snapshots import Snapshots
 
 _UPKEEP_S = 30.0
@@ -32,6 +32,17 @@ def now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
+def open_store(settings: ReplicaSettings) -> ReplicaStore:
+    address = settings.address()
+    if is_dsn(address):
+        from evermark.replicas.postgres import PostgresStore
+
+        return PostgresStore(address, settings.service, settings.schema)
+    from evermark.replicas.sqlite import SqliteStore
+
+    return SqliteStore(Path(address), settings.service)
+
+
 class ReplicaNode:
     """Opens the store that the folder names, and makes sure that it is the one this node left."""
 
@@ -39,21 +50,16 @@ class ReplicaNode:
         self.folder, self.settings = folder, folder.load()
         self._log = get_logger(part="replica", node=self.settings.name)
 
-    def open_store(self) -> ReplicaStore:
-        address = self.settings.address()
-        if address.startswith(("postgresql://", "postgres://")) or "dbname=" in address or "host=" in address:
-            from evermark.replicas.postgres import PostgresStore
-
-            return PostgresStore(address, self.settings.service, self.settings.schema)
-        from evermark.replicas.sqlite import SqliteStore
-
-        return SqliteStore(Path(address), self.settings.service)
-
     def open(self) -> Replica:
         """A node on a store of its own, for one thread."""
         snapshots = Snapshots(self.folder.snapshots)
         return Replica(
-            self.settings.name, self.open_store(), snapshots, now_ms, self.settings.limits(), renewed=self._renewed
+            self.settings.name,
+            open_store(self.settings),
+            snapshots,
+            now_ms,
+            self.settings.limits(),
+            renewed=self._renewed,
         )
 
     def claimed(self) -> Replica:
@@ -68,8 +74,7 @@ class ReplicaNode:
         with self.folder.claiming():
             kept = self.folder.tokens()
             before = replica.store.identity()[0]
-            kept = replace(kept, now="", next="") if anew else kept
-            is_other = claim(replica.store, kept, self.folder.keep, replica.fresh_origin)
+            is_other = claim(replica.store, kept, self.folder.keep, replica.fresh_origin, anew=anew)
         if is_other and before:
             self._log.warning(
                 "this database is a backup or a copy: the node goes on under a new origin",
@@ -167,6 +172,7 @@ class ReplicaService:
         """Push at once what changes; meet whole every `every_s`, and after a failure when its backoff is over."""
         failures, head, due = 0, -1, 0.0
         replica: Replica | None = None
+        lacking: dict[str, str] = {}
         while not self._stopping.is_set():
             try:
                 replica = replica or self.node.open()
@@ -174,15 +180,19 @@ class ReplicaService:
                 while not self._stopping.is_set():
                     now = replica.store.head()
                     if time.monotonic() >= due:
-                        self.metrics.add(replica.sync(peer))
+                        done = replica.sync(peer)
+                        self.metrics.add(done)
+                        if lacking != (lacking := done.skipped | done.unsent) and lacking:
+                            self._log.warning("tables were not synced whole", peer=name, tables=lacking)
                         due = time.monotonic() + self._every_s * random.uniform(0.8, 1.2)
                         now = replica.store.head()
                     elif now != head:
                         self.metrics.add(replica.push(peer))
                     head, failures = now, 0
                     self._stopping.wait(_LOOK_S)
-            except EvermarkError as error:
-                self.metrics.failures.labels(name, str(error.kind)).inc()
+            except Exception as error:  # noqa: BLE001 - whatever it was, the next meeting may go well
+                kind = error.kind if isinstance(error, EvermarkError) else Kind.UNKNOWN
+                self.metrics.failures.labels(name, str(kind)).inc()
                 (self._log.warning if failures else self._log.info)("a meeting failed", peer=name, error=error)
                 failures += 1
                 if replica is not None:
@@ -207,7 +217,7 @@ class ReplicaService:
                 for name, member in replica.store.members().items():
                     self.metrics.heard.labels(name).set((now_ms() - member.heard_ms) / 1000 if member.said else -1)
                 replica.store.close()
-            except EvermarkError as error:
+            except Exception as error:  # noqa: BLE001 - the next turn may go well
                 self._log.warning("upkeep failed", error=error)
             if self._stopping.wait(_UPKEEP_S):
                 return

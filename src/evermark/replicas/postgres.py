@@ -191,8 +191,9 @@ class PostgresStore(SqlStore):
                 self._set_meta(self._seq_key(table), 0)
                 self._set_meta(self._clock_key(table), 0)
                 self._version_rows(spec, now_ms)
+            elif known != spec:
+                self._forget_events(table)
             self._script(self._triggers(spec))
-        self._tables = None
         return spec
 
     def _script(self, text: str) -> None:
@@ -213,6 +214,17 @@ class PostgresStore(SqlStore):
             if types[column][0] == "float4":
                 raise SetupError(f"{table}.{column} is a float4", hint="make it double precision: digits would be lost")
         key = [row[0] for row in sorted(rows, key=lambda row: row[4] or 0) if row[4]]
+        odd = self._all(
+            "select a.attname from pg_attribute a join pg_collation c on c.oid = a.attcollation "
+            "where a.attrelid = to_regclass(quote_ident(?)) and not c.collisdeterministic",
+            [table],
+        )
+        for column in key:
+            if column in {name for (name,) in odd} or types.get(column, ("",))[0] in ("citext", "bpchar"):
+                raise SetupError(
+                    f"{table}.{column}: keys that are equal here may be different texts",
+                    hint="make it text with a deterministic collation",
+                )
         kinds = {column: _KINDS.get(types[column][0], Kind.TEXT) for column in chosen}
         return Table(table, kinds, tuple(key))
 
@@ -226,6 +238,9 @@ class PostgresStore(SqlStore):
             "order by a.attnum",
             [table],
         )
+
+    def _forget_types(self) -> None:
+        self._types = {}
 
     def _type(self, table: Table, column: str) -> str:
         if table.name not in self._types:
@@ -367,6 +382,18 @@ when (current_setting('evermark.applying', true) is distinct from '1') execute f
             f'select {columns} from "{table.name}" b join {self._keys_sql(table)}', self._keys(table, records)
         )
         return table.by_record(rows)
+
+    def _is_replaceable(self, table: Table) -> bool:
+        rows = self._all(
+            "select 1 from pg_constraint where confrelid = to_regclass(quote_ident(?)) "
+            "and confdeltype in ('c', 'n', 'd')",
+            [table.name],
+        )
+        return not rows and not self.left_out(table.name)
+
+    def left_out(self, table: str) -> list[str]:
+        columns = self._table(table).columns
+        return [row[0] for row in self._column_rows(table) if not row[3] and row[0] not in columns]
 
     def _upsert_staged(self, table: Table) -> None:
         names = ", ".join(f'"{column}"' for column in table.columns)

@@ -8,7 +8,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from evermark.errors import BusyError, ConflictError, DeniedError, EvermarkError, FormatError, NotFoundError, SetupError
+from evermark.errors import (
+    BusyError,
+    ConflictError,
+    DeniedError,
+    EvermarkError,
+    FormatError,
+    NotFoundError,
+    SetupError,
+    UnreachableError,
+)
 from evermark.replicas import clock
 from evermark.replicas import members as membership
 from evermark.replicas.base import Collected, Cut, Ingested, ReplicaStore
@@ -17,7 +26,7 @@ from evermark.replicas.event import Event, born_ms, image_text, member_of, new_o
 from evermark.replicas.exchange import PAGE_EVENTS, PROTOCOL, Evicted, Hello, Manifest, Page, Peer
 from evermark.replicas.members import Floors, Member, Said
 from evermark.replicas.paging import SnapshotRequired, Stretch, coverage, stretches, wanted
-from evermark.replicas.ranges import NOTHING, Held, union
+from evermark.replicas.ranges import NOTHING, Held, Ranges, union
 from evermark.replicas.snapshots import Snapshots, decoded, verified
 from evermark.replicas.values import Table
 
@@ -56,6 +65,7 @@ class Synced:
     snapshots: int = 0
     by_time: bool = False
     skipped: dict[str, str] = field(default_factory=dict)  # table: why it was not synced
+    unsent: dict[str, str] = field(default_factory=dict)  # table: why the peer still lacks some of it
 
     def add(self, found: Ingested) -> None:
         self.taken += found.taken
@@ -169,7 +179,7 @@ class Replica:
         for stretch in stretches(found, min(limit, self.limits.page)):
             for start in range(stretch.start, stretch.end + 1, _READ_EVENTS):
                 end = min(stretch.end, start + _READ_EVENTS - 1)
-                some = self.store.read(table, [Stretch(stretch.origin, start, end)])
+                some = self._read(table, Stretch(stretch.origin, start, end))
                 if len(some) != end - start + 1:
                     raise FormatError(
                         f"{table}_Events lacks events that its checkpoints name",
@@ -182,6 +192,13 @@ class Replica:
                     events.append(event)
                     page.append(Stretch(stretch.origin, event.version.seq, event.version.seq))
         return page, events
+
+    def _read(self, table: str, stretch: Stretch) -> list[Event]:
+        try:
+            return self.store.read(table, [stretch])
+        except FormatError:
+            self.store.mend(table, stretch)
+            return self.store.read(table, [stretch])
 
     def _check_open(self, table: str) -> None:
         if table in self.store.given_up():
@@ -207,16 +224,36 @@ class Replica:
         _check_names(peer.name, theirs)
         self._met(theirs)
         done = Synced(peer.name)
-        for table in self._common(theirs, done):
-            if theirs.protocol < PROTOCOL:
-                self._pull_since(peer, table, done)
-                continue
-            self._pull(peer, table, done)
-            self._push(peer, table, done)
+        failed = self._each(
+            self._common(theirs, done), lambda table: self._exchange(peer, table, done, theirs.protocol)
+        )
         last = peer.hello(self.hello())
         _check_names(peer.name, last)
         self._met(last)
+        _raise(failed)
         return done
+
+    def _exchange(self, peer: Peer, table: str, done: Synced, protocol: int) -> None:
+        if protocol < PROTOCOL:
+            self._pull_since(peer, table, done)
+            return
+        self._pull(peer, table, done)
+        self._push(peer, table, done)
+
+    def _each(self, tables: Sequence[str], work: Callable[[str], None]) -> dict[str, EvermarkError]:
+        """One table's trouble is not another's. Those that failed are tried once more when the others are done: their
+        rows may refer to rows of these."""
+        failed: dict[str, EvermarkError] = {}
+        for some in (tables, failed):
+            for table in list(some):
+                try:
+                    work(table)
+                    failed.pop(table, None)
+                except (UnreachableError, DeniedError, Evicted):
+                    raise
+                except EvermarkError as error:
+                    failed[table] = error
+        return failed
 
     def push(self, peer: Peer) -> Synced:
         """Give a peer what it has not got, by what it said last: for changes that were just made."""
@@ -224,9 +261,8 @@ class Replica:
         member = self.store.members().get(peer.name)
         if member is None or member.said is None or member.said.origin in self.store.evicted():
             return self.sync(peer)
-        for table in self.store.tables():
-            if table in member.said.held:
-                self._push(peer, table, done)
+        tables = [table for table in self.store.tables() if table in member.said.held]
+        _raise(self._each(tables, lambda table: self._push(peer, table, done)))
         return done
 
     def _common(self, theirs: Hello, done: Synced) -> list[str]:
@@ -287,7 +323,7 @@ class Replica:
         for table in self.store.tables():
             made = self.store.held(table).get(own, NOTHING)
             if not made.covers(theirs.said.held.get(table, {}).get(own, NOTHING)):
-                self.store.renew(self._next_origin())
+                self.store.renew(self._next_origin(), is_noted=False)
                 return
 
     def _pull(self, peer: Peer, table: str, done: Synced) -> None:
@@ -328,11 +364,16 @@ class Replica:
         theirs: Held = {} if member.said is None else member.said.held.get(table, {})
         theirs = union(theirs, self._pushed.get((peer.name, table), {}))
         while True:
+            mine, floors = self.store.held(table), self.store.floors(table)
             try:
-                found = wanted(table, self.store.held(table), self.store.floors(table), theirs)
+                found = wanted(table, mine, floors, theirs)
             except SnapshotRequired as error:
-                done.skipped[table] = f"{peer.name} must pull a snapshot: {error.message}"
-                return
+                done.unsent[table] = (
+                    f"{error.message}; {peer.name} takes a snapshot when it dials us: run there `evermark replica add "
+                    f"{self.name} --url URL`, then `evermark replica sync {self.name}`"
+                )
+                known = {origin: Ranges.through(floor) for origin, floor in floors.items()}
+                found = wanted(table, mine, floors, union(theirs, known))
             page, events = self._page(table, found, self.limits.page)
             if not page:
                 self._pushed[peer.name, table] = theirs
@@ -435,6 +476,14 @@ class Replica:
     def diff(self, peer: Peer, table: str, limit: int = 1000) -> tuple[list[Difference], bool]:
         self.table(table)
         return differing(_Here(self, table), _There(peer, table), limit)
+
+
+def _raise(failed: Mapping[str, EvermarkError]) -> None:
+    for table, error in failed.items():
+        others = "".join(f"; and {name}: {each.message}" for name, each in failed.items() if name != table)
+        if others:
+            raise type(error)(error.message + others, hint=error.hint) from error
+        raise error
 
 
 def _check_names(peer: str, theirs: Hello) -> None:

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from evermark import durations
 from evermark.disk import write_whole
@@ -61,6 +62,8 @@ class ReplicaSettings:
         for name, peer in self.peers.items():
             if not NAME.fullmatch(name) or name == self.name:
                 raise ConfigError(f"peers: {name[:60]!r} is no name of a peer", hint="every node has its own name")
+            if peer.url is not None:
+                _check_url(name, peer.url)
             if len(peer.key.reveal()) < KEY_CHARS_MIN:
                 raise ConfigError(
                     f"peers.{name}.key is too short",
@@ -93,6 +96,25 @@ class ReplicaSettings:
         if not found:
             raise ConfigError(f"store: the variable {text[4:]} is not set", hint="set it to a path or a Postgres DSN")
         return found
+
+
+def is_dsn(address: str) -> bool:
+    return address.startswith(("postgresql://", "postgres://")) or "dbname=" in address or "host=" in address
+
+
+def resolved(store: str) -> str:
+    """A store as the folder keeps it: a path is the same file wherever a command is run."""
+    return store if store.startswith("env:") or is_dsn(store) else str(Path(store).resolve())
+
+
+def _check_url(name: str, url: str) -> None:
+    try:
+        parts = urlsplit(url)
+        is_good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_good = False
+    if not is_good or parts.username is not None or parts.password is not None:
+        raise ConfigError(f"peers.{name}.url is no url of a peer", hint="for example http://south:8440, without a user")
 
 
 def _ms(name: str, text: str) -> int:

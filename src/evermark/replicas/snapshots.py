@@ -116,6 +116,7 @@ def decoded(table: Table, manifest: Manifest, number: int, data: bytes) -> list[
         raise FormatError(f"chunk {number} of {manifest.id} has {found.num_rows} rows", hint="make a new snapshot")
     rows = []
     for record, hlc, origin, seq, data_text in zip(*(column.to_pylist() for column in found.columns), strict=True):
+        table.checked_record(record)
         image = None if data_text is None else table.checked(json.loads(data_text), record)
         rows.append(Row(record, Version(hlc, origin, seq), image))
     return rows

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -26,7 +26,7 @@ from evermark.replicas.ranges import (
     Ranges,
     ranges_from,
 )
-from evermark.replicas.values import Table
+from evermark.replicas.values import OURS, Table
 
 FORMAT = 1
 _EVENT = "id, operation_type, record_id, data, timestamp, origin_node_id, origin_seq, hlc"
@@ -36,7 +36,8 @@ _READ_ROWS = 2000
 class SqlStore(ABC):
     def __init__(self, service: str) -> None:
         self._service = service
-        self._tables: dict[str, Table] | None = None
+        self._forms: list[tuple[Any, ...]] = []
+        self._tables: dict[str, Table] = {}
 
     # What an adapter adds.
 
@@ -87,11 +88,22 @@ class SqlStore(ABC):
         """Write the rows of `replication_winners` with an image into the table."""
 
     @abstractmethod
+    def _is_replaceable(self, table: Table) -> bool:
+        """Whether a row may be deleted and inserted again: all of it is replicated, and nothing goes with it."""
+
+    @abstractmethod
     def _record_sql(self, table: Table, row: str) -> str:
         """SQL for the record id of a row of the table, which stands under the name `row`."""
 
     @abstractmethod
+    def _forget_types(self) -> None:
+        """A table's form has changed."""
+
+    @abstractmethod
     def install(self, table: str, columns: Sequence[str] | None, now_ms: int) -> Table: ...
+
+    @abstractmethod
+    def left_out(self, table: str) -> list[str]: ...
 
     @abstractmethod
     def close(self) -> None: ...
@@ -99,9 +111,10 @@ class SqlStore(ABC):
     # Tables and identity.
 
     def tables(self) -> Mapping[str, Table]:
-        if self._tables is None:
-            rows = self._all("select name, form from replication_tables order by name")
-            self._tables = {name: Table.from_json(name, json.loads(form)) for name, form in rows}
+        rows = self._all("select name, form from replication_tables order by name")
+        if rows != self._forms:  # another process may have changed them
+            self._forms, self._tables = rows, {name: Table.from_json(name, json.loads(form)) for name, form in rows}
+            self._forget_types()
         return self._tables
 
     def _table(self, name: str) -> Table:
@@ -144,12 +157,20 @@ class SqlStore(ABC):
     def set_token(self, token: str) -> None:
         with self._writing():
             self._set_meta("token", token)
+            for name in self.tables():
+                self._set_meta(f"noted::{name}", self._meta(self._seq_key(name), "0"))
 
-    def renew(self, origin: str) -> None:
+    def renew(self, origin: str, *, is_noted: bool = True) -> None:
         with self._writing():
-            self._renew(origin)
+            before = self._meta("origin", "")
+            sure = {name: self.floors(name).get(before, 0) for name in self.tables()}
+            if is_noted:
+                sure = {name: max(floor, int(self._meta(f"noted::{name}", "0"))) for name, floor in sure.items()}
+            self._renew(origin, sure)
 
-    def _renew(self, origin: str) -> None:
+    def _renew(self, origin: str, sure: Mapping[str, int]) -> None:
+        """`sure`: up to where the numbers of a table are known to be the present origin's own. Those after them it may
+        have given to other events as well, before this database was restored: these become the new origin's."""
         before, is_joined = self._meta("origin", ""), self.joined()
         for name in sorted(self.tables()):
             self._lock_numbers(name)
@@ -157,9 +178,25 @@ class SqlStore(ABC):
             if not is_joined:
                 self._rename(name, before, origin)
             elif last:
-                self._save_held(name, {before: Ranges.through(last)})
-                self._set_meta(self._seq_key(name), 0)
+                kept = min(last, sure[name])
+                self._tell_anew(name, before, origin, kept)
+                self._save_held(name, {before: Ranges.through(kept)})
+                self._set_meta(self._seq_key(name), last - kept)
+            self._set_meta(f"noted::{name}", 0)
         self._set_meta("origin", origin)
+
+    def _tell_anew(self, table: str, before: str, origin: str, kept: int) -> None:
+        """With the readings they had: what others know that came later must still win."""
+        self._run(
+            f'update "{table}_Events" set origin_node_id = ?, origin_seq = origin_seq - ?, id = {self._uuid_sql} '
+            "where origin_node_id = ? and origin_seq > ?",
+            [origin, kept, before, kept],
+        )
+        self._run(
+            f'update "{table}_Versions" set origin_node_id = ?, origin_seq = origin_seq - ? '
+            "where origin_node_id = ? and origin_seq > ?",
+            [origin, kept, before, kept],
+        )
 
     def _rename(self, table: str, before: str, origin: str) -> None:
         """Before this node has met others nobody knows its events, unless it is a backup: then they know them with
@@ -251,6 +288,11 @@ class SqlStore(ABC):
             [(table, origin, floor) for origin, floor in floors.items()],
         )
 
+    def _forget_events(self, table: str) -> None:
+        """Their images are of other columns than the table's: peers that lack them take a snapshot."""
+        self._raise_floors(table, {origin: ranges.highest for origin, ranges in self.held(table).items()})
+        self._run(f'delete from "{table}_Events"')
+
     def given_up(self) -> frozenset[str]:
         return frozenset(name for name in self.tables() if self._given_up(name))
 
@@ -266,6 +308,29 @@ class SqlStore(ABC):
             )
             found += [_event(spec, row) for row in rows]
         return found
+
+    def mend(self, table: str, stretch: Stretch) -> None:
+        spec = self._table(table)
+        if stretch.origin != self._meta("origin"):
+            return
+        with self._writing():
+            rows = self._all(
+                f'select {_EVENT} from "{table}_Events" where origin_node_id = ? and origin_seq between ? and ?',
+                [stretch.origin, stretch.start, stretch.end],
+            )
+            for row in rows:
+                if _is_readable(spec, row):
+                    continue
+                event_id, record, hlc, seq = row[0], row[2], int(row[7]), int(row[6])
+                current = self._versions(table, [record]).get(record)
+                if current is None or current <= Version(hlc, stretch.origin, seq):
+                    continue
+                image = self._images(spec, [record]).get(record)
+                operation = Operation.DELETE if image is None else Operation.UPDATE
+                self._run(
+                    f'update "{table}_Events" set operation_type = ?, data = ? where id = ?',
+                    [str(operation), image_text(image) or "", event_id],
+                )
 
     def read_since(self, table: str, timestamp: int, event_id: str, limit: int) -> list[Event]:
         spec = self._table(table)
@@ -357,11 +422,27 @@ class SqlStore(ABC):
 
     def _apply(self, spec: Table, won: Sequence[Event], inserted: set[str]) -> None:
         """Write the images that won, and take away the rows that were inserted for locking alone."""
-        live = [event for event in won if event.image is not None]
+        live = sorted((event for event in won if event.image is not None), key=lambda event: event.version)
         kept = {event.record_id for event in live}
-        self._upsert(spec, live)
+        # First what goes, then rows in the order they were made: a later one may have what an index lets only one have.
         self._delete(spec, sorted(inserted - kept | {event.record_id for event in won if event.image is None}))
+        self._writing_rows(
+            spec, lambda: self._upsert(spec, live), lambda: self._delete(spec, [event.record_id for event in live])
+        )
         self._save_versions(spec.name, [(event.record_id, event.version, event.image is None) for event in won])
+
+    def _writing_rows(self, spec: Table, write: Callable[[], None], clear: Callable[[], object]) -> None:
+        """Rows that swapped what an index lets only one of them have can be written when none of them is there."""
+        self._run("savepoint rows")
+        try:
+            write()
+        except SetupError:
+            self._run("rollback to savepoint rows")
+            if not self._is_replaceable(spec):
+                raise
+            clear()
+            write()
+        self._run("release savepoint rows")
 
     def _save_versions(self, table: str, rows: Iterable[tuple[str, Version, bool]]) -> None:
         self._many(
@@ -599,7 +680,12 @@ class SqlStore(ABC):
         vanished = self._run(
             f'delete from "{name}_Versions" where record_id in (select record_id from replication_vanished)'
         )
-        self._upsert_staged(spec)
+        live = "select record_id from replication_winners where data is not null"
+        self._writing_rows(
+            spec,
+            lambda: self._upsert_staged(spec),
+            lambda: self._run(f'delete from "{name}" where {self._record_sql(spec, quoted)} in ({live})'),
+        )
         won = self._run(
             f'insert into "{name}_Versions" (record_id, hlc, origin_node_id, origin_seq, is_deleted) '
             "select record_id, hlc, origin_node_id, origin_seq, data is null from replication_winners where true "
@@ -615,7 +701,7 @@ class SqlStore(ABC):
             before = self._meta("origin")
             for name in self.tables():
                 self._set_meta(f"given_up::{name}", json.dumps(sorted({*self._given_up(name), before})))
-            self._renew(origin)
+            self._renew(origin, {name: int(self._meta(self._seq_key(name), "0")) for name in self.tables()})
 
     def _given_up(self, table: str) -> set[str]:
         """Origins under which this node was evicted, and whose events are still to be told under its present one."""
@@ -698,9 +784,17 @@ class SqlStore(ABC):
 
 def _event(spec: Table, row: tuple[Any, ...]) -> Event:
     event_id, operation, record, data, timestamp, origin, seq, hlc = row
-    image = None if operation == Operation.DELETE else spec.checked(json.loads(data), record)
+    image = None if operation == Operation.DELETE else spec.checked(json.loads(data), record, OURS)
     version = Version(int(hlc), origin, int(seq))
     return Event(str(event_id), spec.name, Operation(operation), record, image, int(timestamp), version)
+
+
+def _is_readable(spec: Table, row: tuple[Any, ...]) -> bool:
+    try:
+        _event(spec, row)
+    except FormatError:
+        return False
+    return True
 
 
 def _check(spec: Table, event: Event) -> None:

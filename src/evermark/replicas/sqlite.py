@@ -16,6 +16,7 @@ from evermark.replicas.sql_store import FORMAT, SqlStore
 from evermark.replicas.values import Kind, Table
 
 _BUSY_S = 30.0
+_STAGED_ROWS = 1000
 _SCHEMA = """
 create table if not exists replication_meta (key text primary key, value text not null) without rowid;
 create table if not exists replication_tables (name text primary key, form text not null);
@@ -69,7 +70,6 @@ class SqliteStore(SqlStore):
             self.connection = sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
             self.connection.execute("pragma journal_mode = wal")
             self.connection.execute("pragma synchronous = full")
-            self.connection.create_function("replica_unhex", 1, _unhex, deterministic=True)
             is_there = "select 1 from sqlite_master where name = 'replication_meta'"
             if self.connection.execute(is_there).fetchone() is None:
                 self.connection.executescript(f"begin immediate;{_SCHEMA}commit;")
@@ -128,6 +128,8 @@ class SqliteStore(SqlStore):
 
     def _lock_table(self, table: str) -> None: ...
 
+    def _forget_types(self) -> None: ...
+
     # Installing.
 
     def install(self, table: str, columns: Sequence[str] | None, now_ms: int) -> Table:
@@ -148,8 +150,9 @@ class SqliteStore(SqlStore):
                 self._set_meta(self._seq_key(table), 0)
                 self._set_meta(self._clock_key(table), 0)
                 self._version_rows(spec, now_ms)
+            elif known != spec:
+                self._forget_events(table)
             self._script(self._triggers(spec))
-        self._tables = None
         return spec
 
     def _script(self, text: str) -> None:
@@ -159,14 +162,27 @@ class SqliteStore(SqlStore):
 
     def _described(self, table: str, columns: Sequence[str] | None) -> Table:
         rows = self._all("select name, type, pk from pragma_table_xinfo(?) where hidden = 0", [table])
-        if not rows:
+        found = self._all("select name from sqlite_master where type = 'table' and lower(name) = lower(?)", [table])
+        if not rows or not found:
             raise NotFoundError(f"there is no table {table} in this SQLite file", hint="create it first")
+        if found[0][0] != table:
+            raise SetupError(f"the table {table} is called {found[0][0]}", hint="write its name as it was created")
         kinds = {name: _kind(declared) for name, declared, _ in rows}
         chosen = list(kinds) if columns is None else list(columns)
         for column in chosen:
             if column not in kinds:
                 raise SetupError(f"{table} has no column {column}", hint=f"it has {', '.join(kinds)}")
         key = [name for name, _, at in sorted(rows, key=lambda row: row[2]) if at]
+        collations = self._all(
+            "select x.name from pragma_index_list(?) l, pragma_index_xinfo(l.name) x "
+            "where l.origin = 'pk' and x.key and x.coll <> 'BINARY'",
+            [table],
+        )
+        for column in {name for name, declared, at in rows if at and not declared} | {name for (name,) in collations}:
+            raise SetupError(
+                f"{table}.{column}: keys that are equal here may be different texts",
+                hint="declare a type for every column of the key, and no collation",
+            )
         return Table(table, {column: kinds[column] for column in chosen}, tuple(key))
 
     def _migrate_events(self, table: str) -> None:
@@ -256,13 +272,20 @@ class SqliteStore(SqlStore):
 
     def _image_sql(self, table: Table, row: str) -> str:
         pairs = [f"{_quoted(column)}, {_text_sql(kind, row, column)}" for column, kind in table.columns.items()]
-        return f"json_object({', '.join(pairs)})"
+        # SQLite takes 127 arguments at most. Every value is a text or null, so no brace is trimmed but the outer ones.
+        parts = [f"json_object({', '.join(pairs[at : at + 60])})" for at in range(0, len(pairs), 60)]
+        for at in range(len(parts) - 1):
+            parts[at], parts[at + 1] = f"rtrim({parts[at]}, '}}')", f"ltrim({parts[at + 1]}, '{{')"
+        return " || ',' || ".join(parts)
 
     def _upsert(self, table: Table, events: Sequence[Event]) -> None:
+        self._upsert_images(table, [event.image or {} for event in events])
+
+    def _upsert_images(self, table: Table, images: Iterable[Image]) -> None:
         columns = list(table.columns)
         self._many(
             f"{_upsert_sql(table)} values ({', '.join('?' * len(columns))}) {_conflict_sql(table)}",
-            [[_value(table.columns[column], (event.image or {})[column]) for column in columns] for event in events],
+            [[_value(table.columns[column], image[column]) for column in columns] for image in images],
         )
 
     def _delete(self, table: Table, records: Sequence[str]) -> None:
@@ -274,7 +297,7 @@ class SqliteStore(SqlStore):
         return [_value(table.columns[column], text) for column, text in zip(table.key, texts, strict=True)]
 
     def _images(self, table: Table, records: Sequence[str]) -> dict[str, Image]:
-        columns = ", ".join(_text_sql(kind, "b", column) for column, kind in table.columns.items())
+        columns = ", ".join(_read_sql(kind, column) for column, kind in table.columns.items())
         joined = " and ".join(
             f"b.\"{column}\" = json_extract(j.value, '$[{at}]')" for at, column in enumerate(table.key)
         )
@@ -282,14 +305,29 @@ class SqliteStore(SqlStore):
             f'select {columns} from json_each(?) j cross join "{table.name}" b on {joined}',
             [json.dumps([self._key(table, record) for record in records])],
         )
-        return table.by_record(rows)
+        return table.by_record([repr(v + 0.0) if isinstance(v, float) else v for v in row] for row in rows)
+
+    def _is_replaceable(self, table: Table) -> bool:
+        # Foreign keys are off in a connection of SQLite's unless it turns them on, and this one does not.
+        return not self.left_out(table.name)
+
+    def left_out(self, table: str) -> list[str]:
+        rows = self._all("select name from pragma_table_xinfo(?) where hidden = 0", [table])
+        return [name for (name,) in rows if name not in self._table(table).columns]
 
     def _upsert_staged(self, table: Table) -> None:
-        values = ", ".join(_staged_sql(kind, column) for column, kind in table.columns.items())
-        self._run(
-            f"{_upsert_sql(table)} select {values} from replication_winners where data is not null "
-            f"{_conflict_sql(table)}"
-        )
+        # Not by SQLite's own JSON functions: they end a text at its first NUL, and know no infinity.
+        last = 0
+        while True:
+            rows = self._all(
+                "select rowid, data from replication_winners where data is not null and rowid > ? "
+                "order by rowid limit ?",
+                [last, _STAGED_ROWS],
+            )
+            if not rows:
+                return
+            self._upsert_images(table, [json.loads(data) for _, data in rows])
+            last = rows[-1][0]
 
 
 def _quoted(text: str) -> str:
@@ -323,28 +361,14 @@ def _text_sql(kind: Kind, row: str, column: str) -> str:
     if kind is Kind.BYTES:
         return f"case when {value} is not null then lower(hex({value})) end"
     if kind is Kind.REAL:
-        return f"case when {value} is not null then printf('%!.17g', {value}) end"
+        # 17 digits would do if SQLite rounded the last one right. What is no real is refused later, by its text.
+        return f"case when typeof({value}) = 'real' then printf('%!.20g', {value}) else cast({value} as text) end"
     return f"cast({value} as text)"
 
 
-def _staged_sql(kind: Kind, column: str) -> str:
-    path = _quoted(f'$."{column}"')
-    value = f"json_extract(data, {path})"
-    match kind:
-        case Kind.INTEGER:
-            return f"cast({value} as integer)"
-        case Kind.REAL:
-            return f"cast({value} as real)"
-        case Kind.BOOLEAN:
-            return f"case {value} when 'true' then 1 when 'false' then 0 end"
-        case Kind.BYTES:
-            return f"replica_unhex({value})"
-        case _:
-            return value
-
-
-def _unhex(text: str | None) -> bytes | None:
-    return None if text is None else bytes.fromhex(text)
+def _read_sql(kind: Kind, column: str) -> str:
+    """As `_text_sql`, but for reals, which the program writes itself."""
+    return f'b."{column}"' if kind is Kind.REAL else _text_sql(kind, "b", column)
 
 
 def _value(kind: Kind, text: str | None) -> Any:

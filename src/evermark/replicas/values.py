@@ -31,7 +31,9 @@ class Kind(StrEnum):
     TEXT = "text"  # and all else, as its database writes it
 
 
-_PLAIN = (Kind.INTEGER, Kind.TEXT, Kind.BYTES)  # databases agree on how to write them
+_PLAIN = (Kind.TEXT, Kind.BYTES)  # databases agree on how to write them
+OURS = "correct that row here, and sync again; other tables go on meanwhile"
+_PEER = "the peer is damaged"
 KEY_KINDS = (Kind.INTEGER, Kind.TEXT)
 
 
@@ -81,14 +83,15 @@ class Table:
     def by_record(self, rows: Iterable[Sequence[str | None]]) -> dict[str, Image]:
         """Rows of this table's columns as its own database writes them, as images by record."""
         names, kinds = list(self.columns), list(self.columns.values())
-        odd = [at for at, kind in enumerate(kinds) if kind not in _PLAIN]
+        odd = [(at, kind) for at, kind in enumerate(kinds) if kind not in _PLAIN]
         found: dict[str, Image] = {}
         for row in rows:
             values = list(row)
-            for at in odd:
-                values[at] = canonical(kinds[at], values[at])
-            image = dict(zip(names, values, strict=True))
-            found[self.record_id(image)] = image
+            record = self.record_id(dict(zip(names, values, strict=True)))
+            wrong = [at for at, kind in odd if not is_canonical(kind, values[at] or "0")]
+            for at in (*wrong, *(at for at, value in enumerate(values) if len(value or "") > VALUE_CHARS_MAX)):
+                values[at] = self._canonical(names[at], values[at], record, OURS)
+            found[record] = dict(zip(names, values, strict=True))
         return found
 
     def key_texts(self, record: str) -> list[str]:
@@ -97,28 +100,43 @@ class Table:
             raise FormatError(f"{self.name}: {record[:80]!r} is no key of the table", hint="the peer is damaged")
         return found
 
-    def checked(self, image: Any, record: str) -> dict[str, str | None]:
+    def checked_record(self, record: str) -> str:
+        """A record as a peer sent it; refused unless it is a key of this table."""
+        for column, text in zip(self.key, self.key_texts(record), strict=True):
+            if not is_canonical(self.columns[column], text) and self._canonical(column, text, record, _PEER) != text:
+                raise FormatError(f"{self.name}: {record[:80]!r} is no key of the table", hint=_PEER)
+        return record
+
+    def checked(self, image: Any, record: str, hint: str = _PEER) -> dict[str, str | None]:
         """An image as a peer sent it, in canonical form; refused unless it has just the columns of this table."""
         if not isinstance(image, dict) or image.keys() != self.columns.keys():
-            raise FormatError(f"{self.name}: an image has other columns than the table", hint="compare the tables")
+            said = f"{self.name}: an image of row {record[:80]!r} has other columns than the table"
+            raise FormatError(said, hint="compare the tables")
         columns = self.columns
         made = {
             column: value
             if value is None or (type(value) is str and is_canonical(columns[column], value))
-            else self._canonical(column, value)
+            else self._canonical(column, value, record, hint)
             for column, value in image.items()
         }
         if any(made[column] is None for column in self.key) or self.record_id(made) != record:
-            raise FormatError(f"{self.name}: an image is of another row than its event", hint="the peer is damaged")
+            raise FormatError(f"{self.name}: an image is of another row than {record[:80]!r}, its event's", hint=hint)
         return made
 
-    def _canonical(self, column: str, value: Any) -> str | None:
-        if value is not None and (not isinstance(value, str) or len(value) > VALUE_CHARS_MAX):
-            raise FormatError(f"{self.name}.{column}: a value is no text, or too long", hint="the peer is damaged")
+    def _canonical(self, column: str, value: Any, record: str, hint: str) -> str | None:
+        where = f"{self.name}.{column} of row {record[:80]!r}"
+        if value is not None and not isinstance(value, str):
+            raise FormatError(f"{where}: a value is no text", hint=hint)
+        if value is not None and len(value) > VALUE_CHARS_MAX:
+            raise FormatError(
+                f"{where}: a value of {len(value)} characters is too long, {VALUE_CHARS_MAX} are the most "
+                "(a byte takes two)",
+                hint=hint,
+            )
         try:
             return canonical(self.columns[column], value)
         except ValueError as error:
-            raise FormatError(f"{self.name}.{column}: {error}", hint="the peer is damaged") from None
+            raise FormatError(f"{where}: {error}", hint=hint) from None
 
 
 def record_id(texts: Sequence[str]) -> str:

@@ -102,7 +102,7 @@ def _event(table: Table, row: tuple[Any, ...]) -> Event:
     except ValueError:
         raise _unreadable("an image is no JSON") from None
     if image is None:
-        table.key_texts(record)
+        table.checked_record(record)
     return Event(event_id, table.name, Operation(operation), record, image, timestamp, Version(hlc, origin, seq))
 
 

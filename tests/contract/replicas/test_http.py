@@ -19,8 +19,11 @@ from typer.testing import CliRunner
 from evermark.cli.main import app
 from evermark.errors import ConfigError, DeniedError, UnreachableError
 from evermark.replicas.auth import new_key
+from evermark.replicas.exchange import Peer
 from evermark.replicas.node import ReplicaNode, ReplicaService, now_ms
+from evermark.replicas.replica import Replica, Synced
 from evermark.replicas.settings import PeerSettings, ReplicaFolder, ReplicaSettings
+from evermark.replicas.sqlite import SqliteStore
 from evermark.secrets import Secret
 from evermark.testing.until import until
 
@@ -196,3 +199,61 @@ def test_r2_a_restored_database_goes_on_under_a_new_origin(scene: Scene) -> None
     assert json.loads(run("list", "--data", data, "--json")[1])["origin"] != origin
     assert scene.rows("lite") == scene.rows("pg")
     assert [row[0] for row in scene.rows("pg")] == [1, 2, 3]
+
+
+def test_a_folder_is_bound_to_a_store_that_can_be_opened(scene: Scene, tmp_path: Path) -> None:
+    """GIVEN an `init` with a wrong store WHEN it is run again with the right one THEN it works; with a third it is
+    refused, and so is a url that is none. A new key leaves the url."""
+    data = tmp_path / "new"
+    words = ("init", "--data", data, "--name", "new", "--cluster", "shop-1", "--table", "orders")
+    code, _, said = run(*words, "--store", tmp_path / "wrong.db")
+    assert code == 1 and "there is no SQLite file" in said
+    assert run(*words, "--store", scene.lite_db)[0] == 0
+    assert ReplicaFolder(data).load().store.reveal() == str(scene.lite_db.resolve())
+    code, _, said = run(*words, "--store", tmp_path / "third.db")
+    assert code == 1 and "another store" in said
+    for url in ("http://h:99999", "http://[::1", "nothttp", "http://u:hidden-word@127.0.0.1:1"):
+        code, _, said = run("add", "pg", "--data", data, "--url", url)
+        assert code == 1 and "is no url" in said and "hidden-word" not in said
+    assert run("add", "pg", "--data", data, "--url", "http://pg:1")[0] == 0
+    assert run("add", "pg", "--data", data, "--key", "k" * 40)[0] == 0
+    known = ReplicaFolder(data).load().peers["pg"]
+    assert (known.url, known.key.reveal()) == ("http://pg:1", "k" * 40)
+
+
+def test_texts_with_nul_come_whole_by_a_snapshot(scene: Scene, tmp_path: Path) -> None:
+    """GIVEN a text with NUL in a SQLite table with rows WHEN another SQLite node takes a snapshot THEN it is whole."""
+    stores = []
+    for name in ("one", "two"):
+        path = tmp_path / f"{name}.db"
+        with closing(sqlite3.connect(path)) as connection, connection:
+            connection.execute("create table notes (id integer primary key, what text)")
+            if name == "one":
+                connection.execute("insert into notes values (1, ?)", ["a\0b"])
+        stores.append(SqliteStore(path))
+        stores[-1].renew(f"{name}.000000000001aaaaaaaa")
+        stores[-1].install("notes", None, now_ms())
+    with stores[0].snapshot("notes", 10) as (cut, lists):
+        stores[1].stage("notes", "s", 0, next(lists))
+    stores[1].merge("notes", "s", cut, now_ms())
+    assert stores[1].connection.execute("select what from notes").fetchall() == [("a\0b",)]
+    for store in stores:
+        store.close()
+
+
+def test_an_unexpected_error_ends_no_thread(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """GIVEN a meeting that fails as nobody foresaw WHEN serving THEN the next meeting is held all the same."""
+    scene.serve("pg")
+    fails = [KeyError("unforeseen")]
+    sync = Replica.sync
+
+    def failing(self: Replica, peer: Peer) -> Synced:
+        if fails:
+            raise fails.pop()
+        return sync(self, peer)
+
+    monkeypatch.setattr(Replica, "sync", failing)
+    scene.write("lite", ROW.format(key=1, text="a", raw="x'01'"))
+    scene.serve("lite")
+    until(lambda: len(scene.rows("pg")) == 1, "the row is there in spite of it", timeout_s=60)
+    assert not fails

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
+import random
+import struct
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -23,6 +26,8 @@ from evermark.replicas.ranges import Held, Ranges
 from evermark.replicas.replica import Limits, Replica
 from evermark.replicas.snapshots import Snapshots
 from evermark.replicas.sql_store import SqlStore
+from evermark.replicas.sqlite import SqliteStore
+from evermark.replicas.values import VALUE_CHARS_MAX
 
 FAR = Limits(page=50)
 NO_RETENTION = Limits(retention_ms=0, safety_ms=-1, page=50)
@@ -153,6 +158,7 @@ class ReplicaStoreContract:
     def test_r2_numbers_go_on_after_a_restart_and_a_new_origin_begins_anew(self, node: ReplicaNode) -> None:
         """GIVEN numbers in replication_meta WHEN the node takes another origin THEN its events begin at 1 again."""
         node.put(1, "x")
+        node.store.set_token("left here")
         old = node.store.identity()[0]
         key = node.sql("select value from replication_meta where key like 'origin_seq::%::orders'")
         assert [int(value) for (value,) in key] == [1]
@@ -163,6 +169,36 @@ class ReplicaStoreContract:
             old: Ranges.through(1),
             node.store.identity()[0]: Ranges.through(1),
         }
+
+    @pytest.mark.parametrize("is_noted", [True, False])
+    def test_r2_what_was_written_after_a_restore_is_told_anew(self, make: Make, is_noted: bool) -> None:
+        """GIVEN a backup that is written to before the node starts, under numbers that a peer knows as other rows WHEN
+        it goes on under a new origin THEN both have what was lost here, and what was written since."""
+        a, b, backup = make("a"), make("b"), make("a")
+        for node in (a, b):
+            node.install()
+        a.put(1, "kept")
+        a.put(2, "older")
+        a.meet(b)
+        backup.store.renew(a.store.identity()[0])
+        backup.install()
+        backup.store.ingest("orders", b.store.read("orders", [Stretch(a.store.identity()[0], 1, 1)]), a.now_ms(), 1000)
+        backup.sql("delete from replication_checkpoints")
+        backup.store.join({})
+        backup.sql("update replication_meta set value = '1' where key like 'origin_seq::%'")
+        backup.store.set_token("of the backup")
+        a.put(2, "lost here")
+        a.meet(b)
+        backup.put(3, "after the restore")
+        backup.put(4, "and one more")
+        assert backup.store.held("orders") == b.store.held("orders"), "nobody would ask for anything"
+        if not is_noted:
+            backup.store.set_token("and the node has started")
+        backup.store.renew(backup.replica.fresh_origin(), is_noted=is_noted)
+        backup.meet(b)
+        assert [row[1] for row in backup.rows()] == ["kept", "lost here", "after the restore", "and one more"]
+        assert backup.rows() == b.rows()
+        assert backup.replica.diff(Direct("a", b.replica), "orders") == ([], True)
 
     def test_r3_events_keep_their_identity_when_they_are_passed_on(self, make: Make) -> None:
         """GIVEN A–B–C, where A and C never meet WHEN A writes THEN C has the event as A made it; so do rings."""
@@ -273,6 +309,91 @@ class ReplicaStoreContract:
             node.store.ingest("orders", events, node.now_ms(), 1000)
         assert node.rows() == [] and node.store.said().held["orders"] == {}
         assert node.store.read("orders", [Stretch(origin, 1, 9)]) == []
+
+    @pytest.mark.parametrize("by", ["events", "snapshot"])
+    def test_r6_what_only_one_row_may_have_passes_from_row_to_row(self, make: Make, by: str) -> None:
+        """GIVEN a unique index besides the key, kept by one writer WHEN rows hand over and swap what it is about THEN a
+        peer takes it, by events and by a snapshot."""
+        a, b = make("a"), make("b")
+        for node in (a, b):
+            node.sql("create unique index only_one on orders (what)")
+            node.install()
+            node.limit(NO_RETENTION)
+        for key, what in enumerate("vwxyz"):
+            a.put(key, what)
+        a.meet(b)
+        a.sql("delete from orders where id = 0")
+        a.put(10, "v")
+        a.put(1, "moved on")
+        a.put(11, "w")
+        for key, what in ((2, "held"), (3, "x"), (2, "y")):
+            a.put(key, what)
+        if by == "snapshot":
+            a.replica.evict(["b"])
+            a.replica.collect()
+        found = b.meet(a)
+        assert found.snapshots == (1 if by == "snapshot" else 0)
+        assert b.rows() == a.rows() and [row[1] for row in b.rows()] == ["moved on", "v", "w", "y", "x", "z"]
+
+    def test_r6_a_row_is_not_replaced_where_more_than_it_would_go(self, make: Make) -> None:
+        """GIVEN columns of the table that are not replicated WHEN rows swap what an index lets only one have THEN that
+        is refused, and what the columns hold stays."""
+        a, b = make("a"), make("b")
+        for node in (a, b):
+            node.sql("create unique index only_one on orders (what)")
+            node.install(columns=["id", "what"])
+        for key, what in enumerate("xy"):
+            a.put(key, what)
+        a.meet(b)
+        b.sql("update orders set amount = 7.5")
+        for key, what in ((0, "held"), (1, "x"), (0, "y")):
+            a.put(key, what)
+        with pytest.raises(SetupError, match="refuses a row"):
+            b.meet(a)
+        assert sorted(b.sql("select what, amount from orders")) == [("x", 7.5), ("y", 7.5)]
+
+    def test_one_tables_trouble_is_not_anothers(self, make: Make) -> None:
+        """GIVEN a row whose value no peer takes, in the first of two tables WHEN nodes meet THEN the other table is
+        synced, the row is named, and the table goes on when the row is corrected or gone."""
+        a, b = make("a"), make("b")
+        for node in (a, b):
+            node.sql("create table bad (id bigint primary key, what text)")
+            for table in ("bad", "orders"):
+                node.install(table)
+        long = "x" * (VALUE_CHARS_MAX + 1)
+        a.sql("insert into bad values (1, 'fine')")
+        a.sql("insert into bad values (2, ?)", long)
+        a.sql("insert into bad values (3, ?)", long)
+        a.put(1, "goes on")
+        for here, there in ((a, b), (b, a)):
+            with pytest.raises(FormatError, match=r"bad.what of row '2': .* is too long") as refused:
+                here.meet(there)
+            assert "peer" not in refused.value.hint
+            assert b.rows() == a.rows() and len(b.rows()) == 1
+        a.sql("update bad set what = 'corrected' where id = 2")
+        a.sql("delete from bad where id = 3")
+        a.meet(b)
+        assert b.rows("bad") == a.rows("bad") == [("1", "fine"), ("2", "corrected")]
+        assert a.replica.diff(Direct("a", b.replica), "bad") == ([], True)
+        a.sql("update bad set what = ? where id = 1", long)
+        with pytest.raises(FormatError, match=r"bad.what of row '1'"):
+            a.rows("bad")
+
+    def test_rows_wait_for_the_rows_they_refer_to(self, make: Make) -> None:
+        """GIVEN a table whose rows refer to those of one that comes after it by name WHEN nodes meet THEN both are
+        synced at once."""
+        a, b = make("a"), make("b")
+        for node in (a, b):
+            node.sql("create table items (id bigint primary key, of_order bigint references orders (id))")
+            for table in ("items", "orders"):
+                node.install(table)
+        if isinstance(b.store, SqliteStore):
+            b.sql("pragma foreign_keys = on")
+        a.put(1, "first")
+        a.sql("insert into items values (7, 1)")
+        for here, there in ((a, b), (b, a)):
+            here.meet(there)
+        assert b.rows("items") == a.rows("items") == [("7", "1")]
 
     def test_r7_the_same_events_in_any_order_give_the_same_rows(self, make: Make) -> None:
         """GIVEN three changes of one row by three nodes WHEN they arrive in their six orders THEN one of them wins."""
@@ -507,6 +628,22 @@ class ReplicaStoreContract:
         a.meet(b)
         assert a.rows() == b.rows() and len(a.rows()) == 9
 
+    def test_r13_a_peer_that_is_only_dialled_gets_later_changes_and_it_is_said_what_it_lacks(self, make: Make) -> None:
+        """GIVEN rows from before on a node that dials one that never does WHEN they meet THEN later changes arrive, and
+        the node says what is still lacking and what to do."""
+        a, b = make("a"), make("b")
+        for key in range(3):
+            a.put(key, "before")
+        for node in (a, b):
+            node.install()
+        a.put(1, "changed")
+        a.put(7, "later")
+        found = a.meet(b)
+        assert [row[1] for row in b.rows()] == ["changed", "later"]
+        assert "evermark replica sync a" in found.unsent["orders"]
+        assert a.meet(b).unsent and b.meet(a).snapshots == 1 and not a.meet(b).unsent
+        assert a.rows() == b.rows() and len(a.rows()) == 4
+
     def test_r13_an_older_events_table_gets_numbers_before_its_index(self, make: Make) -> None:
         """GIVEN events of an older program without numbers WHEN it is installed THEN they are numbered by time for each
         origin, nobody is sent them, and peers take a snapshot."""
@@ -561,6 +698,79 @@ class ReplicaStoreContract:
         assert sorted(b.sql("select id, what, amount, ok from orders")) == sorted(
             a.sql("select id, what, amount, ok from orders")
         )
+
+    @pytest.mark.parametrize("by", ["events", "snapshot"])
+    def test_reals_are_the_same_to_the_last_bit(self, make: Make, by: str) -> None:
+        """GIVEN reals of every size, and infinity WHEN they come by events or a snapshot THEN none has changed."""
+        a, b = make("a"), make("b")
+        chance = random.Random(5)
+        values = [math.inf, -math.inf, 0.0, 5e-324, 1.7976931348623157e308]
+        while len(values) < 400:
+            made = struct.unpack("d", chance.randbytes(8))[0]
+            values += [] if math.isnan(made) else [made, chance.random()]
+        for node in (a, b):
+            if by == "events":
+                node.install()
+        for key, value in enumerate(values):
+            a.sql("insert into orders (id, amount) values (?, ?)", key, value)
+        if by == "snapshot":
+            for node in (a, b):
+                node.install()
+        assert b.meet(a).snapshots == (1 if by == "snapshot" else 0)
+        assert [row[0] for row in b.sql("select amount from orders order by id")] == values
+        assert a.replica.diff(Direct("a", b.replica), "orders") == ([], True)
+
+    def test_a_column_is_added_on_both_sides(self, make: Make) -> None:
+        """GIVEN events from before a column was replicated WHEN it is on both sides THEN a late peer takes a snapshot,
+        another process that has the store open knows the column, and changes go on."""
+        a, b, late = (make(name) for name in ("a", "b", "late"))
+        for node in (a, b):
+            node.install(columns=["id", "what"])
+        a.put(1, "before")
+        a.meet(b)
+        a.put(2, "not sent yet")
+        assert a.store.left_out("orders") == ["amount", "ok", "raw"]
+        for node in (a, b, late):
+            node.install(columns=["id", "what", "amount"])
+        a.sql("update orders set amount = 2.5 where id = 1")
+        assert b.meet(a).snapshots == 1 and late.meet(a).snapshots == 1
+        assert a.rows() == b.rows() == late.rows() == [("1", "before", "2.5"), ("2", "not sent yet", None)]
+        a.put(3, "after")
+        assert b.meet(a).taken == 1
+
+    def test_a_form_that_another_process_changed_is_seen(self, node: ReplicaNode) -> None:
+        """GIVEN a node that has read its tables WHEN another process changes their forms THEN it knows at once."""
+        assert "raw" in node.store.tables()["orders"].columns
+        form = json.dumps({"columns": {"id": "integer", "what": "text"}, "key": ["id"]})
+        node.sql("update replication_tables set form = ?", form)
+        assert list(node.store.tables()["orders"].columns) == ["id", "what"]
+
+    def test_tables_of_many_columns_are_replicated(self, make: Make) -> None:
+        """GIVEN a table of 200 columns WHEN a row changes THEN the peer has all of them."""
+        a, b = make("a"), make("b")
+        columns = ", ".join(f"c{at} text" for at in range(199))
+        for node in (a, b):
+            node.sql(f"create table wide (id bigint primary key, {columns})")
+            node.install("wide")
+        a.sql("insert into wide (id, c0, c58, c59, c60, c198) values (1, '{', '}', '{}', '}{', ?)", '"}')
+        b.meet(a)
+        assert b.rows("wide") == a.rows("wide") and b.rows("wide")[0][59:62] == ("}", "{}", "}{")
+
+    def test_a_key_that_is_equal_to_other_texts_is_refused(self, make: Make) -> None:
+        """GIVEN a key whose equality is not that of its bytes WHEN it is to be replicated THEN that is refused."""
+        node = make("a")
+        kinds = ["", "text collate nocase"] if isinstance(node.store, SqliteStore) else ["char(10)"]
+        for at, kind in enumerate(kinds):
+            node.sql(f"create table odd{at} (id {kind} primary key, what text)")
+            with pytest.raises(SetupError, match=f"odd{at}.id: keys that are equal"):
+                node.install(f"odd{at}")
+
+    def test_a_record_that_is_no_key_is_refused(self, node: ReplicaNode) -> None:
+        """GIVEN a delete of a row that cannot be WHEN it comes from a peer THEN it is refused, whatever it says."""
+        for record in ("abc", "007", "1|2", ""):
+            with pytest.raises(FormatError, match="orders"):
+                node.store.tables()["orders"].checked_record(record)
+        assert node.store.tables()["orders"].checked_record("-7") == "-7"
 
     def test_keys_of_several_columns_are_replicated(self, make: Make) -> None:
         """GIVEN a key of two columns, with separators in them WHEN rows change THEN both nodes have the same."""
