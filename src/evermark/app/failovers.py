@@ -1,4 +1,4 @@
-"""The first event that each failing subscription has not got, found in the log and kept in State for whoever asks."""
+"""The first event that each failing subscription has not got, found in the log and kept in State: `stream_status`."""
 
 from __future__ import annotations
 
@@ -38,16 +38,19 @@ class Failovers:
         self._looked = {at: seen for at, seen in self._looked.items() if at[0] in failing}
         cursors = store.cursors_outside() if failing else {}
         noted: list[Failover] = []
+        looked: dict[tuple[str, int], CursorVector] = {}
         for name, one in list(failing.items())[:_AT_ONCE_MAX]:
             at = (name, one.generation)
             if name not in cursors or self._looked.get(at) == cursors[name]:
                 continue
             if (found := self._first(one, cursors[name], heads)) is not None:
                 noted.append(found)
-            self._looked[at] = cursors[name]
-        epoch = self._epoch() if noted or ended else None
-        if epoch is not None:
+            looked[at] = cursors[name]
+        if noted or ended:
+            if (epoch := self._epoch()) is None:
+                return  # another instance delivers now, or nobody knows: nothing was noted, so it is looked for again
             self._status.save(noted, ended, epoch)
+        self._looked |= looked
 
     def _epoch(self) -> int | None:
         """Ours, if delivery is."""

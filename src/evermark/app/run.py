@@ -115,7 +115,7 @@ class Pipeline:
         tokens = Tokens(self.config.server.tokens)
         server = Server(self.config.server.host, self.config.server.port, self.board, self.metrics, tokens)
         server.start()
-        self._refuse_requests = server.api.close
+        self._refuse_requests = server.refuse
         self.port = server.port
         with ExitStack() as stack:
             stack.callback(server.stop)

@@ -11,7 +11,6 @@ deadlocks, and is tried again.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,7 +23,8 @@ from psycopg import errors as pg
 from evermark.errors import BusyError, EvermarkError, NotFoundError, SetupError, UnreachableError
 from evermark.replicas import clock
 from evermark.replicas.event import Event, Image
-from evermark.replicas.sql_store import FORMAT, SqlStore
+from evermark.replicas.sql_base import FORMAT
+from evermark.replicas.sql_store import SqlStore
 from evermark.replicas.values import Kind, Table
 
 _CONNECT_S = 10
@@ -59,7 +59,7 @@ _MARK = re.compile(r"\?")
 
 
 class PostgresStore(SqlStore):
-    _uuid_sql = "gen_random_uuid()"
+    _uuid_sql, _table_schema, _indexes = "gen_random_uuid()", _TABLE_SCHEMA, _INDEXES
 
     def __init__(self, dsn: str, service: str = "replica", schema: str | None = None) -> None:
         super().__init__(service)
@@ -171,30 +171,6 @@ class PostgresStore(SqlStore):
         self._run(f'lock table "{table}" in share row exclusive mode')
 
     # Installing.
-
-    def install(self, table: str, columns: Sequence[str] | None, now_ms: int) -> Table:
-        known = self.tables().get(table)
-        if known is not None and columns is None:
-            columns = list(known.columns)
-        spec = self._described(table, columns)
-        with self._writing():
-            self._lock_table(table)
-            self._run(
-                "insert into replication_tables (name, form) values (?, ?) "
-                "on conflict (name) do update set form = excluded.form",
-                [table, json.dumps(spec.as_json())],
-            )
-            self._script(_TABLE_SCHEMA.format(t=table))
-            self._migrate_events(table)
-            self._script(_INDEXES.format(t=table))
-            if known is None:
-                self._set_meta(self._seq_key(table), 0)
-                self._set_meta(self._clock_key(table), 0)
-                self._version_rows(spec, now_ms)
-            elif known != spec:
-                self._forget_events(table)
-            self._script(self._triggers(spec))
-        return spec
 
     def _script(self, text: str) -> None:
         try:

@@ -12,7 +12,8 @@ from typing import Any
 from evermark.errors import BusyError, DiskFullError, EvermarkError, NotFoundError, SetupError, UnreachableError
 from evermark.replicas import clock
 from evermark.replicas.event import Event, Image
-from evermark.replicas.sql_store import FORMAT, SqlStore
+from evermark.replicas.sql_base import FORMAT
+from evermark.replicas.sql_store import SqlStore
 from evermark.replicas.values import Kind, Table
 
 _BUSY_S = 30.0
@@ -60,7 +61,7 @@ _UUID = (
 
 
 class SqliteStore(SqlStore):
-    _uuid_sql = _UUID
+    _uuid_sql, _table_schema, _indexes = _UUID, _TABLE_SCHEMA, _INDEXES
 
     def __init__(self, path: Path | str, service: str = "replica") -> None:
         super().__init__(service)
@@ -131,29 +132,6 @@ class SqliteStore(SqlStore):
     def _forget_types(self) -> None: ...
 
     # Installing.
-
-    def install(self, table: str, columns: Sequence[str] | None, now_ms: int) -> Table:
-        known = self.tables().get(table)
-        if known is not None and columns is None:
-            columns = list(known.columns)
-        spec = self._described(table, columns)
-        with self._writing():
-            self._run(
-                "insert into replication_tables (name, form) values (?, ?) "
-                "on conflict (name) do update set form = excluded.form",
-                [table, json.dumps(spec.as_json())],
-            )
-            self._script(_TABLE_SCHEMA.format(t=table))
-            self._migrate_events(table)
-            self._script(_INDEXES.format(t=table))
-            if known is None:
-                self._set_meta(self._seq_key(table), 0)
-                self._set_meta(self._clock_key(table), 0)
-                self._version_rows(spec, now_ms)
-            elif known != spec:
-                self._forget_events(table)
-            self._script(self._triggers(spec))
-        return spec
 
     def _script(self, text: str) -> None:
         for statement in text.split(";\n"):

@@ -78,6 +78,11 @@ class Server:
         self.port = self._sockets[0].getsockname()[1]
         self._thread.start()
 
+    def refuse(self) -> None:
+        """The first step of a stop: no more requests of the API, no new clients of the live tail. Probes answer on."""
+        self.api.close()
+        self.tail.refuse()
+
     def stop(self) -> None:
         self._server.stop()
         self._thread.join(timeout=5)

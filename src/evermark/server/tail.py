@@ -83,7 +83,7 @@ class _Report(TailReport):
 
 
 class Tail:
-    """Refuses clients until `open`, and after `close`."""
+    """Refuses clients until `open`, and after `refuse` or `close`."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._report = _Report(metrics)
@@ -112,9 +112,13 @@ class Tail:
             with suppress(RuntimeError):  # the loop has ended
                 self._loop.call_soon_threadsafe(self._wake)
 
-    def close(self) -> None:
-        """Clients are told to connect again, to whoever is there then; returns when nothing is read any more."""
+    def refuse(self) -> None:
+        """Take no new clients; those that are connected are served until `close`."""
         self._of = None
+
+    def close(self) -> None:
+        """Clients are told to connect again, elsewhere; returns when nothing is read any more."""
+        self.refuse()
         if self._loop is not None:
             with suppress(RuntimeError, LateError):
                 asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(CLOSE_WAIT_S)

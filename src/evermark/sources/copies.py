@@ -261,7 +261,7 @@ class CopyPlace:
 class Copying(Protocol):
     """How a source copies the rows of its streams. Picklable: `write` runs in tasks."""
 
-    folder: Place  # of the files; whoever reads the log can read it, too
+    folder: Place  # of the files; readers of the log can read it, too
 
     @property
     def streams(self) -> Sequence[str]:

@@ -1,8 +1,8 @@
 """How object stores are reached: what `storage:` of the file says, by references, never the secrets themselves.
 
 A path of a log file travels as text through plans, tasks and processes, and text has to be enough to open it. So how a
-bucket is reached stands in one variable of the environment, which Spark's processes inherit. It has names only: whoever
-opens a file reads the secrets behind them where it stands. A bucket that is not in it is reached by the environment's
+bucket is reached stands in one variable of the environment, which Spark's processes inherit. It has names only: the
+process that opens a file reads the secrets behind them. A bucket that is not in it is reached by the environment's
 own chain (AWS_ACCESS_KEY_ID and its like, a profile of the machine).
 """
 

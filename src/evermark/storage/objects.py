@@ -266,7 +266,7 @@ def _endpoint(access: Access) -> str | None:
 
 
 def _is_plain(access: Access) -> bool:
-    """Whether whoever chose the endpoint chose it without TLS."""
+    """Whether the endpoint was chosen without TLS."""
     return (_endpoint(access) or "").startswith("http://")
 
 

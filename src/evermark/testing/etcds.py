@@ -13,10 +13,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from evermark.testing.processes import end_process
 from evermark.testing.servers import free_port
 
 _START_S = 30.0
-_STOP_S = 10.0
 _POLL_S = 0.05
 
 
@@ -87,14 +87,8 @@ class Etcd:
 
     def _end(self, how: signal.Signals) -> None:
         process, self._process = self._process, None
-        if process is None:
-            return
-        process.send_signal(how)
-        try:
-            process.wait(_STOP_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        if process is not None:
+            end_process(process, how)
 
 
 def _program(name: str) -> Path:

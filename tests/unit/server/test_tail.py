@@ -179,6 +179,17 @@ def test_a_tail_needs_a_token_and_an_instance_that_runs(scene: Scene, monkeypatc
     assert scene.follow().answer.status == 503
 
 
+def test_s9_an_instance_that_stops_serves_its_clients_on_and_takes_no_new_ones(scene: Scene) -> None:
+    """GIVEN a client WHEN the server refuses requests, as the first step of a stop THEN a new client is refused, and
+    the old one gets what is taken until the end."""
+    client = scene.follow()
+    connected(scene, client)
+    scene.server.refuse()
+    assert scene.follow().answer.status == 503
+    made = scene.log.take(P0)
+    until(lambda: client.ids == made, what="the client is served on")
+
+
 def test_at_the_end_clients_are_told_to_connect_again(scene: Scene) -> None:
     """GIVEN clients WHEN the instance stops THEN each is told when to try again, its answer ends, nothing is lost."""
     client = scene.follow()

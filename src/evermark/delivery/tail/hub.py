@@ -98,7 +98,7 @@ class _Kept:
 
 
 class Ring:
-    """The last chunks, by number. A bounded amount, whoever has not taken them."""
+    """The last chunks, by number. A bounded amount, whether clients have taken them or not."""
 
     def __init__(self, places: Places, limits: TailLimits) -> None:
         self._chunks: deque[Chunk] = deque()
@@ -333,7 +333,7 @@ class Hub:
 
 
 class Client:
-    """One client. `pieces` is what it is sent; whoever sends waits until the client has taken a piece."""
+    """One client. `pieces` is what it is sent; its sender waits until the client has taken a piece."""
 
     def __init__(self, hub: Hub, wish: Wish, places: Places, told: list[Resync]) -> None:
         self._hub, self.wish = hub, wish

@@ -151,7 +151,7 @@ def resumed(asked: Places, end: Places, troubles: Mapping[SourcePartition, Troub
 
 
 def new_troubles(places: Places, troubles: Mapping[SourcePartition, Trouble]) -> list[Resync]:
-    """The gaps that whoever is at these places was not told of."""
+    """The gaps that a client at these places was not told of."""
     return [
         Resync(place, Why.STALE, trouble.said)
         for place, trouble in sorted(troubles.items())

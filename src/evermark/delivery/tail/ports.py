@@ -1,4 +1,4 @@
-"""What the live tail needs: a log that may be read up to some batch, and somebody who counts."""
+"""What the live tail needs: a log that may be read up to some batch, and a report of what is sent."""
 
 from __future__ import annotations
 
