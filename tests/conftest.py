@@ -31,8 +31,10 @@ PATIENT = ("faults", "acceptance")
 PATIENT_TIMEOUT_S = 900
 HEAVY_FIXTURES = {"spark", "pg_server", "pg_dsn", "mongod", "mongo_server", "mongo_database", "etcd", "s3", "s3_place"}
 
-# A busy machine is no failure; a failure comes with the line that reproduces it.
-settings.register_profile("evermark", deadline=None, print_blob=True)
+# A busy machine is no failure; a failure comes with the line that reproduces it. Each run draws examples of its own, so
+# fewer a run are no less in a week; `--hypothesis-profile=thorough` draws many.
+settings.register_profile("evermark", deadline=None, print_blob=True, max_examples=50)
+settings.register_profile("thorough", deadline=None, print_blob=True, max_examples=1_000)
 settings.load_profile("evermark")
 
 

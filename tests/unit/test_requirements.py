@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
+from tests.syntax import nodes_of, tree_of
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "requirements.md"
 CONTRACTS = ROOT / "src" / "evermark" / "testing" / "contracts"
@@ -57,7 +59,7 @@ def functions(body: list[ast.stmt]) -> set[str]:
 
 def suite(path: Path) -> Suite:
     """The tests outside of classes are those of the class with no name."""
-    tree = ast.parse(path.read_text())
+    tree = tree_of(path.read_text())
     classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
     bases = {node.name: [ast.unparse(base).rpartition(".")[2] for base in node.bases] for node in classes}
     return Suite(bases, {"": functions(tree.body)} | {node.name: functions(node.body) for node in classes})
@@ -92,7 +94,7 @@ def codes_in_tests() -> Iterator[tuple[str, str]]:
     """Where a code is named, and the code."""
     files = [*sorted((ROOT / "tests").rglob("test_*.py")), *sorted(CONTRACTS.glob("*.py"))]
     for path in files:
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in nodes_of(path.read_text()):
             if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
                 continue
             name = getattr(node, "name", "")

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.syntax import dotted, nodes_of, tree_of
+
 ROOT = Path(__file__).resolve().parents[2]
 CODE = ("src", "receiver", "bench", "tests", "scripts")
 TEXT_SUFFIXES = {".py", ".sql", ".md", ".toml", ".yaml", ".yml", ".txt", ".sh", ".cfg", ".html"}
@@ -37,14 +39,14 @@ WORDS = {
 
 @dataclass(frozen=True)
 class File:
-    """A file as the rules see it: its path within the repository, its text, and its syntax tree if it is Python."""
+    """A file as the rules see it: its path within the repository, its text, and the nodes of its syntax, if Python."""
 
     path: str
     text: str
 
     @property
-    def tree(self) -> ast.Module:
-        return _parsed(self.text)
+    def nodes(self) -> tuple[ast.AST, ...]:
+        return nodes_of(self.text)
 
     @property
     def python(self) -> bool:
@@ -62,19 +64,14 @@ Finding = tuple[int, str]
 Rule = Callable[[File], Iterator[Finding]]
 
 
-@cache
-def _parsed(text: str) -> ast.Module:
-    return ast.parse(text)
-
-
 def functions(file: File) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    return (node for node in ast.walk(file.tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+    return (node for node in file.nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
 
 
 def calls(file: File) -> Iterator[tuple[ast.Call, str]]:
-    for node in ast.walk(file.tree):
+    for node in file.nodes:
         if isinstance(node, ast.Call):
-            yield node, ast.unparse(node.func)
+            yield node, dotted(node.func)
 
 
 def function_length(file: File) -> Iterator[Finding]:
@@ -99,7 +96,7 @@ def print_outside_terminal_code(file: File) -> Iterator[Finding]:
 
 
 def bare_except(file: File) -> Iterator[Finding]:
-    for node in ast.walk(file.tree):
+    for node in file.nodes:
         if isinstance(node, ast.ExceptHandler) and node.type is None:
             yield node.lineno, "bare except: name the errors, or `except Exception` with a reason"
 
@@ -137,7 +134,7 @@ def pyspark_outside_spark(file: File) -> Iterator[Finding]:
         return
     if file.within("tests/") and not file.within("tests/unit/", "tests/simulation/"):
         return
-    for node in ast.walk(_without_type_checking(file.tree)):
+    for node in _without_type_checking(tree_of(file.text)):
         match node:
             case ast.Import():
                 names = [alias.name for alias in node.names]
@@ -149,10 +146,11 @@ def pyspark_outside_spark(file: File) -> Iterator[Finding]:
             yield node.lineno, "imports pyspark: only evermark.spark and pyspark_evermark do; pass plain values"
 
 
-def _without_type_checking(tree: ast.Module) -> ast.Module:
+def _without_type_checking(tree: ast.Module) -> Iterator[ast.AST]:
     """What is imported for annotations alone is not imported."""
-    kept = [node for node in tree.body if not (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")]
-    return ast.Module(body=kept, type_ignores=[])
+    for node in tree.body:
+        if not (isinstance(node, ast.If) and dotted(node.test) == "TYPE_CHECKING"):
+            yield from ast.walk(node)
 
 
 def undocumented_test(file: File) -> Iterator[Finding]:
@@ -166,19 +164,17 @@ def undocumented_test(file: File) -> Iterator[Finding]:
 def skip_without_reason(file: File) -> Iterator[Finding]:
     if not file.within("tests/"):
         return
-    for node in ast.walk(file.tree):
-        if isinstance(node, ast.Attribute) and ast.unparse(node) in {"pytest.mark.skip", "pytest.mark.skipif"}:
+    for node in file.nodes:
+        if isinstance(node, ast.Attribute) and dotted(node) in {"pytest.mark.skip", "pytest.mark.skipif"}:
             call = next((c for c, name in calls(file) if c.func is node), None)
             if call is None or not any(keyword.arg == "reason" for keyword in call.keywords):
                 yield node.lineno, "a skip without a reason: say why, or delete the test"
-        elif (
-            isinstance(node, ast.Call) and ast.unparse(node.func) == "pytest.skip" and not (node.args or node.keywords)
-        ):
+        elif isinstance(node, ast.Call) and dotted(node.func) == "pytest.skip" and not (node.args or node.keywords):
             yield node.lineno, "a skip without a reason: say why, or delete the test"
 
 
 def defined_names(file: File) -> Iterator[tuple[int, str]]:
-    for node in ast.walk(file.tree):
+    for node in file.nodes:
         match node:
             case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
                 yield node.lineno, node.name
@@ -204,9 +200,9 @@ def kind_asked_for(file: File) -> Iterator[Finding]:
     """Which kind a source is of is the business of the kind's folder: elsewhere a question to `SourceKind` does it."""
     if not file.within("src/") or file.within("src/evermark/sources/", "src/evermark/testing/"):
         return
-    for node in ast.walk(file.tree):
+    for node in file.nodes:
         asked: list[ast.expr] = []
-        if isinstance(node, ast.Call) and ast.unparse(node.func) in {"isinstance", "issubclass"}:
+        if isinstance(node, ast.Call) and dotted(node.func) in {"isinstance", "issubclass"}:
             asked = node.args[1:]
         elif isinstance(node, ast.MatchClass):
             asked = [node.cls]

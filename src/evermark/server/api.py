@@ -24,7 +24,7 @@ from evermark.errors import BusyError, ConfigError, DeniedError, EvermarkError, 
 from evermark.observe.logging import get_logger
 from evermark.server.calls import CALLS, Call, Services
 from evermark.server.messages import ErrorAnswer, read_as
-from evermark.server.openapi import document
+from evermark.server.openapi import document_text
 from evermark.server.tokens import Bearer, Tokens
 
 T = TypeVar("T")
@@ -89,7 +89,6 @@ class Api:
         self._quick = Threads(THREADS, WAITING_MAX, "api")
         self._slow = Threads(THREADS_SLOW, WAITING_SLOW_MAX, "api-slow")
         self._log = get_logger(part="api")
-        self._document = json.dumps(document()).encode()
 
     def open(self, services: Services) -> None:
         self._services = services
@@ -145,7 +144,7 @@ class Api:
         return Response(answer.model_dump_json(by_alias=True), call.status, media_type="application/json")
 
     async def _openapi(self, _: Request) -> Response:
-        return Response(self._document, media_type="application/json")
+        return Response(document_text(), media_type="application/json")
 
     def _denied(self, conn: HTTPConnection, _: Exception) -> Response:
         return _told(401, self._tokens.refusal(conn), {"WWW-Authenticate": 'Bearer realm="evermark"'})

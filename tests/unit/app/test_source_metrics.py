@@ -34,6 +34,7 @@ from evermark.observe.metrics import Metrics
 from evermark.runtime import Threads
 from evermark.server.probes import Probes
 from evermark.sources.base import Limit
+from tests.syntax import nodes_of
 
 NOW = datetime.now(UTC)
 
@@ -142,7 +143,7 @@ def test_s11_no_metric_is_there_that_nothing_moves() -> None:
     root = Path(evermark.__file__).parent
     for file in root.rglob("*.py"):
         if file.name != "metrics.py" and not file.relative_to(root).is_relative_to("testing"):
-            for node in ast.walk(ast.parse(file.read_text())):
+            for node in nodes_of(file.read_text()):
                 if isinstance(node, ast.Attribute):
                     named.add(node.attr)
                 elif isinstance(node, ast.Constant) and isinstance(node.value, str):
