@@ -59,6 +59,10 @@ class CopiedShop(Stage):
         rows = [row for file in files for row in pq.read_table(file.path, columns=_COLUMNS).to_pylist()]
         return sorted(rows, key=lambda row: (row["batch"], row["position"]))
 
+    def has_copied(self) -> bool:
+        files = LogReader(self.folder / "data" / "log" / self.source).files_if_any()
+        return any("read" in pq.read_table(file.path, columns=["op"])["op"].unique().to_pylist() for file in files)
+
     def implied(self, table: str) -> dict[str, Any]:
         """The table as the log has it: its events, one after the other."""
         found: dict[str, Any] = {}

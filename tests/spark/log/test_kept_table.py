@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 STREAM = "public.orders"
 # How many histories; more in a night: EVERMARK_HISTORIES=200
-HISTORIES = int(os.environ.get("EVERMARK_HISTORIES", "5"))
+HISTORIES = int(os.environ.get("EVERMARK_HISTORIES", "2"))
 
 
 @pytest.fixture(autouse=True)
@@ -121,7 +121,7 @@ def test_the_kept_table_is_the_table_from_scratch_at_every_step(
 ) -> None:
     """GIVEN a random history of partitions, keys, truncates and times WHEN the table is asked for after each step THEN
     it is the one that all events imply, now and as of any time, with and without a folder that can be written."""
-    seed = random.randrange(10**9) if HISTORIES == 5 else number
+    seed = random.randrange(10**9) if HISTORIES == 2 else number
     print(f"seed {seed}")
     rng = random.Random(seed)
     monkeypatch.setattr(kept_table, "SMALL_ROWS", rng.choice([0, 10**6]))
