@@ -71,13 +71,13 @@ BOTS: tuple[Mutant, ...] = (
         "events of a session with a key are sent although earlier ones are in the queue",
         ((MemoryBots, "_queued", lambda *_: {}),),
         120,
-        401,
+        491,
     ),
     Mutant(
         "session-overtaken",
         "parked events of a session overtake each other",
         ((MemoryParked, "_before_in_session", lambda *_: []),),
         300,
-        566,
+        661,
     ),
 )

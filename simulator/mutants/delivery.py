@@ -166,7 +166,7 @@ DELIVERY: tuple[Mutant, ...] = (
         "a member that left and came back meanwhile is taken for one that stayed",
         ((MemoryDelivery, "settle_group", _settle_any_version),),
         300,
-        66,
+        113,
     ),
     Mutant(
         "former-self-settled",
@@ -264,5 +264,6 @@ DELIVERY: tuple[Mutant, ...] = (
         "with `ordered`, a parked change of a key holds back the new key alone",
         ((ParkedEvent, "held_keys", property(_new_key_alone)),),
         300,
+        first=12,
     ),
 )

@@ -111,7 +111,7 @@ ENDURANCE: tuple[Mutant, ...] = (
         "a dead letter that is retried again is lost",
         ((MemoryParked, "release", _release_once),),
         300,
-        19,
+        36,
     ),
     Mutant(
         "queue-expiry-uncounted",

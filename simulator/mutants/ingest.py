@@ -103,7 +103,7 @@ INGEST: tuple[Mutant, ...] = (
         "a second begin forgets that the log is ahead of the checkpoint",
         ((take, "resume", _resume_forgets_repeats),),
         200,
-        2,
+        23,
     ),
     Mutant(
         "fence-skipped",

@@ -94,7 +94,7 @@ LOOPS: tuple[Mutant, ...] = (
         "neighbours-fail-along",
         "a partition whose batch cannot be taken keeps the others from theirs",
         (("simulator.instance", "take_each", _all_or_none),),
-        first=6,
+        first=18,
     ),
     Mutant(
         "failed-for-good",

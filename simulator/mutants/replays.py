@@ -120,6 +120,7 @@ REPLAYS: tuple[Mutant, ...] = (
         "limit-is-the-end",
         "a slice of which only a part was looked for is passed whole",
         (("simulator.replaying", "folded", _limit_is_the_end),),
+        first=8,
     ),
     Mutant(
         "replay-beyond-its-start",
@@ -131,7 +132,7 @@ REPLAYS: tuple[Mutant, ...] = (
         "replay-overtaken",
         "with `ordered`, a replay sends later events of a key it has parked",
         ((MemoryParked, "held_keys", _replays_hold_nothing),),
-        first=38,
+        first=57,
     ),
     Mutant(
         "replay-settled-twice",
@@ -157,7 +158,7 @@ REPLAYS: tuple[Mutant, ...] = (
         "control-missed",
         "after a crash nobody looks for control events",
         ((take, "controls_seen_to", _seen_to_the_tail),),
-        first=22,
+        first=37,
     ),
     Mutant(
         "control-asks-again",

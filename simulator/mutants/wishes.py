@@ -97,7 +97,7 @@ WISHES: tuple[Mutant, ...] = (
         "one that was made anew is taken for its former self by the batch under way",
         ((registration, "added", _add_as_old_member),),
         300,
-        66,
+        113,
     ),
     Mutant(
         "removed-rows-kept",

@@ -1,44 +1,66 @@
 """The public format `evermark`.
 
-Options: `log` (the log's folder or url, required), `source` (one of its sources; default all), `stream`, `since` and
-`until` (ISO times on event_time, batch reads only), `startingBatch` (`earliest`, the default, or `latest`; streams
-only) and `maxBatchesPerTrigger` (of each partition, 1000 by default; streams only).
+Options: `log` (the log's folder or url, required), `source` (one of its sources; default all), `stream`, `columns`
+(names with commas; default all: Spark does not tell a format which ones it needs), `since` and `until` (ISO times on
+event_time, batch reads only), `startingBatch` (`earliest`, the default, or `latest`; streams only) and
+`maxBatchesPerTrigger` (of each partition, 1000 by default; streams only).
+
+With `spark.sql.python.filterPushdown.enabled`, conditions of a batch read on stream, op, key, batch, partition and
+times leave out files and row groups; without it, only the options do.
 
 A stream that was away for longer than the log's retention fails with what is missing; it never skips in silence.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+import pyarrow.dataset as ds
+from pyarrow.fs import LocalFileSystem
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    InputPartition,
+    LessThan,
+    LessThanOrEqual,
+)
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxFiles, SupportsTriggerAvailableNow
 
 from evermark.errors import ConfigError, GapError
-from evermark.event import EVENT, with_all_columns
-from evermark.log.frames import SCHEMA
-from evermark.log.read import LogReader, moment_of, sources_at, within
+from evermark.event import EVENT
+from evermark.log.frames import schema_text
+from evermark.log.read import LogReader, moment_of, sources_at
 from evermark.storage import place_of, readable
+from pyspark_evermark.conditions import Comparison, Condition, expression, is_usable, may_hold, packed
 
-_OPTIONS = ("log", "source", "stream", "since", "until", "startingBatch", "maxBatchesPerTrigger")
+_OPTIONS = ("log", "source", "stream", "columns", "since", "until", "startingBatch", "maxBatchesPerTrigger")
 _CHUNK_ROWS = 10_000
+_COMPARISONS: dict[type[Filter], Comparison] = {
+    EqualTo: "=",
+    LessThan: "<",
+    LessThanOrEqual: "<=",
+    GreaterThan: ">",
+    GreaterThanOrEqual: ">=",
+    In: "in",
+}
 
 
 @dataclass
-class _Piece(InputPartition):
-    path: str
-    partition: int | None = None
-    after: int = 0
-    to: int = 0
-    stream: str | None = None
-    since: str | None = None
-    until: str | None = None
+class _Files(InputPartition):
+    """What one task reads."""
+
+    paths: tuple[str, ...]
+    columns: tuple[str, ...]
+    conditions: tuple[Condition, ...]
 
 
 class DefaultSource(DataSource):
@@ -47,13 +69,24 @@ class DefaultSource(DataSource):
         return "evermark"
 
     def schema(self) -> str:
-        return SCHEMA
+        return schema_text(_columns(self.options.get("columns")))
 
     def reader(self, schema: Any) -> DataSourceReader:
-        return _BatchReader(_checked(self.options))
+        return _BatchReader(_checked(self.options), _known(schema.names))
 
     def streamReader(self, schema: Any) -> DataSourceStreamReader:  # noqa: N802
-        return _StreamReader(_checked(self.options))
+        return _StreamReader(_checked(self.options), _known(schema.names))
+
+
+def _columns(text: str | None) -> tuple[str, ...]:
+    return _known([name.strip() for name in text.split(",")]) if text is not None else tuple(EVENT.names)
+
+
+def _known(names: Sequence[str]) -> tuple[str, ...]:
+    for name in names:
+        if name not in EVENT.names:
+            raise ConfigError(f"an event has no column {name!r}", hint=f"it has {', '.join(EVENT.names)}")
+    return tuple(names)
 
 
 def _checked(options: Any) -> dict[str, str]:
@@ -79,32 +112,62 @@ def _sources(options: dict[str, str]) -> list[str]:
 
 
 class _BatchReader(DataSourceReader):
-    def __init__(self, options: dict[str, str]) -> None:
-        self._options = options
+    def __init__(self, options: dict[str, str], columns: tuple[str, ...]) -> None:
+        self._options, self._columns = options, columns
+        self._pushed: list[Condition] = []
+        self.pushFilters = _PushFilters(self._pushed)  # type: ignore[method-assign]
 
     def partitions(self) -> Sequence[InputPartition]:
-        return [
-            _Piece(
-                file.path,
-                stream=self._options.get("stream"),
-                since=self._options.get("since"),
-                until=self._options.get("until"),
-            )
+        wanted = (*_asked(self._options), *self._pushed)
+        files = [
+            file
             for source in _sources(self._options)
             for file in LogReader(place_of(self._options["log"]) / source).files()
-            if within(file, *_window(self._options))
+            if may_hold(file, wanted)
         ]
+        return [_Files(tuple(file.path for file in some), self._columns, wanted) for some in packed(files)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, _Piece)  # noqa: S101 - Spark hands back what `partitions` gave it
+        assert isinstance(partition, _Files)  # noqa: S101 - Spark hands back what `partitions` gave it
         return _rows(partition)
+
+
+class _PushFilters:
+    """Notes the conditions that can be used, and gives Spark all of them back: it looks at every row again.
+
+    Spark refuses a reader that has a method of its own for this unless a setting is on that is off by itself. So this
+    says that it is Spark's own method: where the setting is off nobody calls it, where it is on it is called.
+    """
+
+    __func__ = staticmethod(DataSourceReader.pushFilters)
+
+    def __init__(self, pushed: list[Condition]) -> None:
+        self._pushed = pushed
+
+    def __call__(self, filters: list[Filter]) -> Iterable[Filter]:
+        self._pushed += filter(is_usable, map(_condition, (each for each in filters if type(each) in _COMPARISONS)))
+        return filters
+
+
+def _condition(given: Any) -> Condition:
+    return Condition(".".join(given.attribute), _COMPARISONS[type(given)], given.value)
+
+
+def _asked(options: dict[str, str]) -> Iterator[Condition]:
+    """By options."""
+    if "stream" in options:
+        yield Condition("stream", "=", options["stream"])
+    if "since" in options:
+        yield Condition("event_time", ">=", moment_of(options["since"]))
+    if "until" in options:
+        yield Condition("event_time", "<", moment_of(options["until"]))
 
 
 class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Offsets are `{"<source>/<partition>": batch}`: what was read up to and including that batch."""
 
-    def __init__(self, options: dict[str, str]) -> None:
-        self._options = options
+    def __init__(self, options: dict[str, str], columns: tuple[str, ...]) -> None:
+        self._options, self._columns = options, columns
         self._readers: dict[str, LogReader] = {}
         self._step = _whole_number(options, "maxBatchesPerTrigger", 1000)
         self._available: dict[str, int] | None = None
@@ -145,11 +208,17 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     f"batches {after + 1} to {first - 1} of {place} are no longer in the log at {self._options['log']}",
                     hint="retention passed this stream: start it with a new checkpoint to go on with what there is",
                 )
-            pieces += [_Piece(f.path, int(partition), after, to, self._options.get("stream")) for f in files]
+            place_and_batches = (
+                Condition("partition", "=", int(partition)),
+                Condition("batch", ">", after),
+                Condition("batch", "<=", to),
+            )
+            wanted = (*place_and_batches, *(one for one in _asked(self._options) if one.column == "stream"))
+            pieces += [_Files(tuple(f.path for f in some), self._columns, wanted) for some in packed(files)]
         return pieces
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, _Piece)  # noqa: S101
+        assert isinstance(partition, _Files)  # noqa: S101
         return _rows(partition)
 
     def _tails(self) -> dict[str, int]:
@@ -181,41 +250,19 @@ def _whole_number(options: dict[str, str], name: str, default: int) -> int:
     return int(text)
 
 
-def _rows(piece: _Piece) -> Iterator[pa.RecordBatch]:
-    for batch in pq.ParquetFile(readable(piece.path)).iter_batches(_CHUNK_ROWS):
-        keep = _mask(batch, piece)
-        kept = batch if keep is None else batch.filter(keep)
-        if kept.num_rows:
-            # By name alone: Spark takes a column that is never null for another one than it asked for.
-            yield pa.RecordBatch.from_arrays(with_all_columns(kept, EVENT).columns, names=EVENT.names)
-
-
-def _mask(batch: pa.RecordBatch, piece: _Piece) -> Any:
-    masks: list[Any] = []
-    if piece.partition is not None:
-        masks += [
-            pc.equal(batch["partition"], piece.partition),
-            pc.greater(batch["batch"], piece.after),
-            pc.less_equal(batch["batch"], piece.to),
-        ]
-    if piece.stream is not None:
-        masks.append(pc.equal(batch["stream"], piece.stream))
-    if piece.since is not None:
-        masks.append(pc.fill_null(pc.greater_equal(batch["event_time"], _moment(piece.since)), fill_value=False))
-    if piece.until is not None:
-        masks.append(pc.fill_null(pc.less(batch["event_time"], _moment(piece.until)), fill_value=False))
-    if not masks:
-        return None
-    keep = masks[0]
-    for mask in masks[1:]:
-        keep = pc.and_(keep, mask)
-    return keep
-
-
-def _moment(text: str) -> pa.Scalar:
-    return pa.scalar(moment_of(text), pa.timestamp("us", tz="UTC"))
-
-
-def _window(options: dict[str, str]) -> tuple[datetime | None, datetime | None]:
-    since, until = options.get("since"), options.get("until")
-    return moment_of(since) if since else None, moment_of(until) if until else None
+def _rows(wanted: _Files) -> Iterator[pa.RecordBatch]:
+    parquet, condition = ds.ParquetFileFormat(), expression(wanted.conditions)
+    for path in wanted.paths:
+        file = readable(path)
+        scanner = ds.Scanner.from_fragment(
+            parquet.make_fragment(file, LocalFileSystem() if isinstance(file, str) else None),
+            schema=EVENT,  # a file from before a column was added has nulls in it
+            columns=list(wanted.columns),
+            filter=condition,
+            batch_size=_CHUNK_ROWS,
+            use_threads=False,
+        )
+        for batch in scanner.to_batches():
+            if batch.num_rows:
+                # By name alone: Spark takes a column that is never null for another one than it asked for.
+                yield pa.RecordBatch.from_arrays(batch.columns, names=list(wanted.columns))

@@ -44,6 +44,11 @@ SCHEMA, TAKEN_SCHEMA, KEPT_SCHEMA = (
 )
 
 
+def schema_text(columns: Iterable[str]) -> str:
+    """Of some columns of an event."""
+    return ", ".join(f"{name} {_spark_type(EVENT.field(name).type)}" for name in columns)
+
+
 _ADDRESS_SCHEMA = ", ".join(f"{name} bigint" for name in ROW_ADDRESS)
 # Tasks that read files of a store at a time: each mostly waits for it.
 _TASKS_MAX = 32

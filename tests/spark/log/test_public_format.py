@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -158,3 +159,40 @@ def test_a_stream_that_retention_passed_says_what_is_missing(log: DeltaLog, stre
     fresh = Stream(stream._spark, log.folder.parent, log.folder.parent.parent / "fresh")
     fresh.run()
     assert fresh.got == expected(9, rows=2) - expected(7, rows=2)
+
+
+def tasks_of(frame: Any) -> int:
+    return int(frame.rdd.getNumPartitions())
+
+
+@pytest.fixture
+def pushing(spark: SparkSession) -> Iterator[SparkSession]:
+    """A session that tells formats its conditions: by itself Spark does not."""
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+    yield spark
+    spark.conf.unset("spark.sql.python.filterPushdown.enabled")
+
+
+def test_conditions_leave_out_files_and_change_no_answer(pushing: SparkSession, tmp_path: Path) -> None:
+    """GIVEN a log of many files WHEN some of its events are asked for in SQL THEN only their files are read, small
+    files by one task, and the answer is that of a session that tells no conditions."""
+    log = DeltaLog(tmp_path / "log" / "shop")
+    fill(log, 30, rows=2)
+
+    def read() -> Any:
+        return pushing.read.format("evermark").option("log", str(tmp_path / "log")).load()
+
+    wanted = "stream = 'public.orders' and batch in (3, 4) and event_time is not null and op <> 'delete'"
+    pushed = sorted(row["event_id"] for row in read().where(wanted).collect())
+    assert (tasks_of(read()), tasks_of(read().where("batch = 3"))) == (2, 1)
+    pushing.conf.set("spark.sql.python.filterPushdown.enabled", "false")
+    assert sorted(row["event_id"] for row in read().where(wanted).collect()) == pushed != []
+
+
+def test_columns_that_are_named_are_read_alone(spark: SparkSession, log: DeltaLog) -> None:
+    """GIVEN the option `columns` THEN the frame has those; a name that is none is refused."""
+    read = spark.read.format("evermark").option("log", str(log.folder.parent))
+    assert read.option("columns", "batch, event_id").load().columns == ["batch", "event_id"]
+    assert read.option("columns", "batch, event_id").load().count() == 10
+    with pytest.raises(Exception, match="an event has no column 'colour'"):
+        read.option("columns", "colour").load().count()
