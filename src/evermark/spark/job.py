@@ -5,6 +5,7 @@ Tasks are run without Spark SQL: its first query takes as much of the processor 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -16,6 +17,7 @@ from evermark.errors import EngineError
 from evermark.ingest.pieces import Piece, ReadFrom, written
 
 Report = dict[str, Any]
+_OURS = re.compile(r"evermark\.errors\.\w+: (.+)")
 
 
 def run_tasks(
@@ -78,7 +80,11 @@ def cancel_long_task(context: SparkContext, name: str) -> None:
 
 def engine_error(what: str, error: Exception) -> EngineError:
     """What Spark raised, in one line; its stack traces are in spark.log beside the data."""
-    said = next((line.strip() for line in str(error).splitlines() if line.strip(" :\t")), type(error).__name__)
+    lines = [line.strip() for line in str(error).splitlines() if line.strip(" :\t")]
+    # What a task raised stands at the end of its traceback, far below what Spark says about it.
+    ours = [found[1] for line in lines if (found := _OURS.match(line))]
+    telling = [line for line in lines if not line.startswith("An error occurred while calling ")]
+    said = (ours or telling or lines or [type(error).__name__])[0]
     return EngineError(
         f"{what}: {said[:300]}", hint="it is started again; spark.log in the data folder has the details"
     )

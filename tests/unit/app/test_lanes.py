@@ -17,7 +17,7 @@ from evermark.sources.base import Limit
 def lanes(monkeypatch: pytest.MonkeyPatch, cancelled: list[str]) -> Any:
     """Without Spark: its jobs never begin, and are only noted when they are cancelled."""
     found: Any = object.__new__(Lanes)
-    found._runtime, found._lanes, found._context = Threads(), {}, None
+    found._runtime, found._lanes, found._context, found._waiting = Threads(), {}, None, {}
     found._stopping = found._runtime.wake()
     monkeypatch.setattr(Lanes, "_job", lambda _self, _lane: None)
     monkeypatch.setattr("evermark.spark.job.cancel_long_task", lambda _spark, name: cancelled.append(name))
