@@ -42,6 +42,9 @@ _SETTINGS = {
     # What one executor lacks (the key, a library, a route to State) fails a task there; its next try is elsewhere.
     "spark.excludeOnFailure.taskAndStage.enabled": "true",
     "spark.excludeOnFailure.task.maxTaskAttemptsPerExecutor": "1",
+    # A machine may have several executors, and the death of one says nothing of the others. (It has to be less than
+    # the tries of a task, four.)
+    "spark.excludeOnFailure.task.maxTaskAttemptsPerNode": "3",
     "spark.scheduler.excludeOnFailure.unschedulableTaskSetTimeout": "10s",
     # Nothing is kept on executors that another one would want to have back.
     "spark.shuffle.service.enabled": "false",

@@ -35,7 +35,8 @@ class SparkWorker:
         self._cluster, self._number = cluster, number
         self._process: subprocess.Popen[bytes] | None = None
 
-    def start(self) -> None:
+    def start(self, without: Sequence[str] = ()) -> None:
+        """`without`: variables that its machine does not have."""
         folder = self._cluster.folder / f"worker-{self._number}"
         folder.mkdir(exist_ok=True)
         command = [
@@ -43,7 +44,7 @@ class SparkWorker:
             "--host", "127.0.0.1", "--port", "0", "--webui-port", "0", "--cores", str(self._cluster.cores),
             "--memory", "2g", "--work-dir", str(folder), self._cluster.url,
         ]  # fmt: skip
-        self._process = self._cluster.begin(f"worker-{self._number}", command, hidden=True)
+        self._process = self._cluster.begin(f"worker-{self._number}", command, hidden=True, without=without)
 
     @property
     def processes(self) -> list[psutil.Process]:
@@ -101,8 +102,6 @@ class SparkCluster:
         ]  # fmt: skip
         self._master = self.begin("master", command)
         until(self._answers, "the Spark master answers", timeout_s=_START_S)
-        for worker in self.workers:
-            worker.start()
 
     def stop(self) -> None:
         for worker in self.workers:
@@ -114,13 +113,16 @@ class SparkCluster:
     def command(self, main: str) -> list[str]:
         return [f"{self._env['JAVA_HOME']}/bin/java", *_JAVA.split(), "-cp", f"{self._home}/jars/*", main]
 
-    def begin(self, name: str, command: Sequence[str], *, hidden: bool = False) -> subprocess.Popen[bytes]:
+    def begin(
+        self, name: str, command: Sequence[str], *, hidden: bool = False, without: Sequence[str] = ()
+    ) -> subprocess.Popen[bytes]:
+        env = {key: value for key, value in self._env.items() if key not in without}
         shown = list(command)
         if hidden and self._hidden:
             mounts = " && ".join(f"mount -t tmpfs none {shlex.quote(str(folder))}" for folder in self._hidden)
             shown = ["unshare", "-m", "--propagation", "private", "sh", "-c", f'{mounts} && exec "$@"', "sh", *shown]
         with (self.folder / f"{name}.log").open("ab") as log:
-            return subprocess.Popen(shown, env=self._env, stdout=log, stderr=log, start_new_session=True)
+            return subprocess.Popen(shown, env=env, stdout=log, stderr=log, start_new_session=True)
 
     def _answers(self) -> bool:
         assert self._master is not None and self._master.poll() is None, f"the master ended: {self.folder}/master.log"
@@ -143,7 +145,7 @@ def can_hide() -> bool:
 def spark_cluster(
     folder: Path, *, workers: int = 2, cores: int = 4, env: Mapping[str, str], hidden: Sequence[Path] = ()
 ) -> Iterator[SparkCluster]:
-    """`env` is the environment of workers and their executors: as on another machine, it is not the driver's."""
+    """A master that runs, and workers to start. `env` is their environment: as on another machine, not the driver's."""
     cluster = SparkCluster(folder, workers, cores, env, hidden)
     try:
         cluster.start()
