@@ -66,10 +66,13 @@ class _Submitted:
     successor: _Submitted | None = None  # begins with each part that this lane lets go of
 
 
-def shared_out(parts: LaneParts, limit: Limit, end: EndTimes, lanes: int) -> list[LaneWork]:
-    """The work of a deployment over so many lanes: a shard of delivery in each, and the sources in turn."""
+def shared_out(parts: LaneParts, limit: Limit, end: EndTimes, lanes: int, cores: int | None = None) -> list[LaneWork]:
+    """The work of a deployment over so many lanes: a shard of delivery in each, and the sources in turn. `cores` of a
+    cluster that are not the lanes' are shared, too.
+    """
     names = sorted(parts.sources)
-    return [LaneWork(parts, limit, end, tuple(names[n::lanes]), n, lanes) for n in range(lanes)]
+    at_once = 0 if cores is None else max(0, cores - 2 * lanes) // lanes
+    return [LaneWork(parts, limit, end, tuple(names[n::lanes]), n, lanes, at_once) for n in range(lanes)]
 
 
 class Lanes:

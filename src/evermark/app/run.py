@@ -255,7 +255,9 @@ class Pipeline:
         keeper = ScratchKeeper(scratch)
         shutdown = self.config.reliability.shutdown
         end = EndTimes(shutdown.flush_timeout.total_seconds(), shutdown.checkpoint_timeout.total_seconds())
-        works = shared_out(deployment.for_lanes(), self._limit, end, self.config.spark.lanes)
+        spark = self.config.spark
+        cores = cores_max(spark.master, spark.conf, spark.cores, spark.lanes)
+        works = shared_out(deployment.for_lanes(), self._limit, end, spark.lanes, cores)
         lane_s = self.config.spark.lane.total_seconds()
         lanes = Lanes(engine.context, channel, works, deployment.box, self.board, self.metrics, lane_s, self._on_taken)
         self._dead_thread = None  # before the first thread starts: none that ends is overlooked

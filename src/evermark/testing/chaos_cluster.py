@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
-from psycopg.conninfo import make_conninfo
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from evermark.storage import access, place_of
 from evermark.testing.chaos_engine import resumed_s
@@ -71,7 +71,8 @@ def cluster_scene(root: Path, server: PostgresServer, s3: S3Server, more: str = 
 
 def _inline(server: PostgresServer, dsn: str) -> str:
     """With the password in it: its file is not on other machines."""
-    return make_conninfo(dsn, passfile=None, password=server.embedded.password())
+    given = {name: str(value) for name, value in conninfo_to_dict(dsn).items() if name != "passfile"}
+    return make_conninfo(**{**given, "password": server.embedded.password()})
 
 
 def lane_executor(scene: ClusterScene) -> psutil.Process:
