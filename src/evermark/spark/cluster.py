@@ -45,7 +45,7 @@ _SETTINGS = {
     # A machine may have several executors, and the death of one says nothing of the others. (It has to be less than
     # the tries of a task, four.)
     "spark.excludeOnFailure.task.maxTaskAttemptsPerNode": "3",
-    "spark.scheduler.excludeOnFailure.unschedulableTaskSetTimeout": "10s",
+    "spark.scheduler.excludeOnFailure.unschedulableTaskSetTimeout": "2s",
     # Nothing is kept on executors that another one would want to have back.
     "spark.shuffle.service.enabled": "false",
     "spark.executor.extraJavaOptions": "-Xss16m -XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:+ExitOnOutOfMemoryError",
