@@ -27,6 +27,13 @@ def is_cluster(master: str, conf: Mapping[str, str]) -> bool:
     return master_in_effect(master, conf).startswith(_CLUSTERS)
 
 
+def beside_an_instance(master: str, conf: Mapping[str, str]) -> tuple[str, Mapping[str, str]]:
+    """Master and settings for a command that asks Spark by itself: on this machine, also where the instance runs on a
+    cluster. A question should not wait for a cluster's cores, nor take them from the lanes.
+    """
+    return ("local[4,4]", {}) if is_cluster(master, conf) else (master, conf)
+
+
 def require_master(master: str, conf: Mapping[str, str]) -> None:
     """Raise `ConfigError` for what is no master of Spark, or none that Evermark can run on."""
     if "spark.remote" in conf:

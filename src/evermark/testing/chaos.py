@@ -106,12 +106,8 @@ def main() -> int:
         "--copy", type=int, nargs="?", const=_COPY_ROWS, metavar="ROWS", help="kill three times while rows are copied"
     )
     parser.add_argument("--oracle", type=int, metavar="SEED", help="beside a native subscriber, by this seed")
-    parser.add_argument(
-        "--replicas", type=int, metavar="WRITES", help="three replicas, so many writes each, killed and cut off"
-    )
-    parser.add_argument(
-        "--cluster", type=int, nargs="?", const=_CLUSTER_ROUNDS, metavar="ROUNDS", help="on a Spark cluster that dies"
-    )
+    parser.add_argument("--replicas", type=int, metavar="WRITES", help="three replicas, killed and cut off")
+    parser.add_argument("--cluster", type=int, nargs="?", const=_CLUSTER_ROUNDS, help="on a Spark cluster that dies")
     given = parser.parse_args()
     if given.cluster is not None:
         return _cluster(given.cluster)

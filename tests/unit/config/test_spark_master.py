@@ -8,7 +8,7 @@ import pytest
 
 from evermark.app.run import Pipeline
 from evermark.config import Config
-from evermark.config.spark_master import cores_max, is_cluster, require_master, require_slots
+from evermark.config.spark_master import beside_an_instance, cores_max, is_cluster, require_master, require_slots
 from evermark.errors import ConfigError
 from tests.unit.config.config_file import read, source
 
@@ -109,6 +109,12 @@ def test_a_master_without_a_slot_beside_its_lanes_is_refused() -> None:
     for master in ("local[4]", "local[16,4]", "local-cluster[2,2,1024]", "spark://somewhere:7077"):
         require_slots(master, {}, 1)
     require_slots("local[10]", {}, 4)
+
+
+def test_a_command_beside_the_instance_asks_a_spark_of_its_own() -> None:
+    """GIVEN a cluster THEN a question runs here, without the cluster's settings; a local master is used as it is."""
+    assert beside_an_instance("spark://a:1", {"spark.cores.max": "9"}) == ("local[4,4]", {})
+    assert beside_an_instance("local[2]", {"a": "b"}) == ("local[2]", {"a": "b"})
 
 
 def test_a_cluster_is_not_taken_whole_and_gives_lanes_half_of_the_cap() -> None:
