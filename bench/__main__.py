@@ -29,6 +29,7 @@ BENCHES = {
     "memory": "rss_mb_transaction",
     "mongo": "events_per_s",
     "replay": "delivered_events_per_s",
+    "scale": "replay_2_per_s",
     "streams": "start_s",
     "subscriptions": "s_1000",
     "tables": "events_per_s",

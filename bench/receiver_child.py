@@ -1,7 +1,8 @@
 """A receiver in a process of its own that does next to nothing: keeps what comes in a file, answers 200.
 
-`python -m bench.receiver_child FILE` prints its port. It parses no JSON and checks no signature, so that whoever posts
-is what is measured; what came is read from the file afterwards.
+`python -m bench.receiver_child FILE [SECONDS]` prints its port; it answers after so many seconds.
+It parses no JSON and checks no signature, so that whoever posts is what is measured; what came is read from the file
+afterwards.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ _LENGTH = b"content-length: "
 
 
 class _Connection(asyncio.Protocol):
-    def __init__(self, out: BinaryIO) -> None:
+    def __init__(self, out: BinaryIO, late_s: float) -> None:
         self._out = out
+        self._late_s = late_s
         self._parts: list[bytes] = []
         self._size = 0
         self._wanted = 0
@@ -46,15 +48,18 @@ class _Connection(asyncio.Protocol):
                 self._parts = [whole]
                 return
             self._out.write(whole[head + 4 : self._wanted] + b"\n")
-            self._transport.write(_OK)
+            if self._late_s:
+                asyncio.get_running_loop().call_later(self._late_s, self._transport.write, _OK)
+            else:
+                self._transport.write(_OK)
             rest = whole[self._wanted :]
             self._parts, self._size, self._wanted = ([rest] if rest else []), len(rest), 0
             if not rest:
                 return
 
 
-async def _serve(out: BinaryIO) -> None:
-    server = await asyncio.get_running_loop().create_server(lambda: _Connection(out), "127.0.0.1", 0)
+async def _serve(out: BinaryIO, late_s: float) -> None:
+    server = await asyncio.get_running_loop().create_server(lambda: _Connection(out, late_s), "127.0.0.1", 0)
     sys.stdout.write(f"{server.sockets[0].getsockname()[1]}\n")
     sys.stdout.flush()
     await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
@@ -63,11 +68,12 @@ async def _serve(out: BinaryIO) -> None:
 class ReceiverProcess:
     """The receiver, from outside. Its file is whole once it has ended."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, late_s: float = 0.0) -> None:
         self.path = path
+        self._late_s = late_s
 
     def __enter__(self) -> Self:
-        command = [sys.executable, "-m", "bench.receiver_child", str(self.path)]
+        command = [sys.executable, "-m", "bench.receiver_child", str(self.path), str(self._late_s)]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert self._process.stdout is not None
         self.port = int(self._process.stdout.readline())
@@ -87,4 +93,4 @@ class ReceiverProcess:
 
 if __name__ == "__main__":
     with open(sys.argv[1], "ab", buffering=1024 * 1024) as spool:
-        asyncio.run(_serve(spool))
+        asyncio.run(_serve(spool, float((sys.argv[2:] or ["0"])[0])))

@@ -67,6 +67,7 @@ PARTS: Mapping[str, Sequence[str]] = {
         "tests/faults/test_object_store.py",
     ),
     "faults-oracle": ("tests/faults/test_oracle.py", "tests/faults/test_replicas.py"),
+    "faults-cluster": ("tests/faults/test_cluster.py",),
     "faults-tables": (
         "tests/faults/test_copy.py",
         "tests/faults/test_lost_tables_slot.py",

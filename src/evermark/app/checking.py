@@ -8,7 +8,7 @@ from pathlib import Path
 
 from evermark.app.build import log_place, unfit
 from evermark.config import Config
-from evermark.config.spark_master import require_local_master, require_slots
+from evermark.config.spark_master import require_master, require_slots
 from evermark.errors import ConfigError, EvermarkError
 from evermark.log.streams import streams_at, unknown_streams
 from evermark.observe.finding import Finding, ok, warning, wrong
@@ -23,6 +23,8 @@ def checked(config: Config) -> Iterator[Finding]:
     yield _judged("log.path", lambda: _log(config))
     yield _data_folder(config.data)
     yield _judged("spark.master", lambda: _master(config))
+    for key, error in config.not_for_a_cluster():
+        yield wrong(key, error.message.removeprefix(f"{key}: "), error.hint)
     yield from _subscriptions(config)
     try:
         root = log_place(config)
@@ -78,8 +80,8 @@ def _log(config: Config) -> str:
 
 
 def _master(config: Config) -> str:
-    require_local_master(config.spark.master, config.spark.conf, config.log_path)
-    require_slots(config.spark.master, config.spark.conf, config.spark.lanes)
+    require_master(config.spark.master, config.spark.conf)
+    require_slots(config.spark.master, config.spark.conf, config.spark.lanes, config.spark.cores)
     return config.spark.conf.get("spark.master", config.spark.master)
 
 

@@ -20,7 +20,7 @@ from evermark.delivery.decide.answers import Verdict
 from evermark.delivery.decide.shards import FIRST
 from evermark.delivery.replay.plan import Due, Replay, Replayed, running_windows
 from evermark.delivery.run.live import HandoverLimits
-from evermark.delivery.run.owner import BothDeliverer, DeliveryOwner, DeliveryWorks
+from evermark.delivery.run.owner import BothDeliverer, DeliveryLimits, DeliveryOwner, DeliveryWorks
 from evermark.delivery.run.parked_retries import Tried
 from evermark.delivery.status import Account, accounts, kept_for, least_cursors
 from evermark.delivery.webhook.base import Answer, Sink
@@ -239,6 +239,13 @@ class DeploymentReport(DeliveryReport):
             self._metrics.parked.labels(name).inc(len(outcome.parked))
 
 
+def limits_for(at_once: int) -> DeliveryLimits:
+    """On a cluster work beside the live group spreads over its cores; on one machine the defaults are measured ones."""
+    usual = DeliveryLimits()
+    replay = replace(usual.replay, at_once=max(usual.replay.at_once, at_once // 2))
+    return replace(usual, alone_at_once=max(usual.alone_at_once, at_once), replay=replay)
+
+
 class DeliveryRunner:
     name = "delivery"
 
@@ -253,8 +260,11 @@ class DeliveryRunner:
         shard: int = FIRST,
         shards: int = 1,
         tell_others: Callable[[Span], None] = lambda _span: None,
+        at_once: int = 0,
     ) -> None:
-        """`tell_others`: the owners of the other shards of a batch that was taken here."""
+        """`tell_others`: the owners of the other shards of a batch that was taken here. `at_once`: how many jobs Spark
+        may run for this shard, where a cluster has room for more than a single machine.
+        """
         self._d = deployment
         self._runtime = runtime
         self._tell_others = tell_others
@@ -277,6 +287,7 @@ class DeliveryRunner:
             Candidate(deployment.leases, deployment.holder, runtime, get_logger(part="deliver")),
             shard=shard,
             shards=shards,
+            limits=limits_for(at_once),
         )
         self._task: Task | None = None
         self._lock = threading.Lock()

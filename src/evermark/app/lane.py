@@ -76,6 +76,7 @@ class LaneWork:
     sources: tuple[str, ...]  # that are read here
     shard: int  # of delivery
     shards: int  # that there are: one in each lane
+    at_once: int = 0  # jobs that Spark may run for it beside the lanes; 0: on one machine, where tasks share its cores
 
 
 class DriverTasks:
@@ -234,7 +235,16 @@ class _Lane:
         tasks = DriverTasks(end, deployment.box, runtime)
         self._sink = Sinks()
         self._delivery = DeliveryRunner(
-            deployment, tasks, self._sink, board, metrics, runtime, work.shard, work.shards, self._tell_taken
+            deployment,
+            tasks,
+            self._sink,
+            board,
+            metrics,
+            runtime,
+            work.shard,
+            work.shards,
+            self._tell_taken,
+            work.at_once,
         )
         self._alone = work.shards == 1
         self._works = [LaneWorks(deployment, tasks, name, metrics, work.limit, runtime) for name in work.sources]

@@ -44,6 +44,9 @@ _SILENT_MAX_S = 20.0
 # How long a lane may take to be ready: a start of Spark's Python takes seconds, of a busy machine many.
 _READY_MAX_S = 120.0
 _LATE = f"was not ready within {_READY_MAX_S:g} s"
+# Without a lane, or without a word of it, for this long nothing is read or delivered: health says so.
+_STALLED_AFTER_S = 10.0
+_STARTING_MAX_S = 45.0
 # A lane that ran this long before it failed was healthy: the failure counts as a first.
 _WELL_AFTER_S = 60.0
 
@@ -63,10 +66,13 @@ class _Submitted:
     successor: _Submitted | None = None  # begins with each part that this lane lets go of
 
 
-def shared_out(parts: LaneParts, limit: Limit, end: EndTimes, lanes: int) -> list[LaneWork]:
-    """The work of a deployment over so many lanes: a shard of delivery in each, and the sources in turn."""
+def shared_out(parts: LaneParts, limit: Limit, end: EndTimes, lanes: int, cores: int | None = None) -> list[LaneWork]:
+    """The work of a deployment over so many lanes: a shard of delivery in each, and the sources in turn. `cores` of a
+    cluster that are not the lanes' are shared, too.
+    """
     names = sorted(parts.sources)
-    return [LaneWork(parts, limit, end, tuple(names[n::lanes]), n, lanes) for n in range(lanes)]
+    at_once = 0 if cores is None else max(0, cores - 2 * lanes) // lanes
+    return [LaneWork(parts, limit, end, tuple(names[n::lanes]), n, lanes, at_once) for n in range(lanes)]
 
 
 class Lanes:
@@ -98,6 +104,7 @@ class Lanes:
         self._lane_s = lane_s
         self._on_taken = on_taken
         self._lanes: dict[str, _Submitted] = {}
+        self._waiting: dict[int, float] = {}  # by shard, since when its lane is not in charge
         self._runtime = Threads()
         self._stopping = self._runtime.wake()
         self._hurry = self._runtime.wake()
@@ -137,11 +144,25 @@ class Lanes:
     def any_ended(self) -> bool:
         return not all(thread.is_alive() for thread in self._threads)
 
+    def stalled(self) -> str | None:
+        """Why a part of the work stands still, if one does."""
+        now = time.monotonic()
+        if self._stopping.is_set():
+            return None
+        for shard, since in list(self._waiting.items()):
+            if now - since > _STARTING_MAX_S:
+                return f"lane {shard} waits for Spark to run it"
+        for lane in list(self._lanes.values()):
+            if lane.began and lane.successor is None and now - lane.heard_at > _STALLED_AFTER_S:
+                return f"lane {lane.work.shard} is silent"
+        return None
+
     def _run(self, work: LaneWork) -> None:
         failures = 0
         lane: _Submitted | None = None
         while not self._stopping.is_set():
             began = time.monotonic()
+            self._waiting.setdefault(work.shard, began)
             lane = self._kept(lane or self._submit(work))
             if lane is None or lane.error is None:
                 continue
@@ -160,6 +181,7 @@ class Lanes:
         if not lane.ready.is_set():
             return self._end(lane)
         lane.began = lane.heard_at = time.monotonic()
+        self._waiting.pop(lane.work.shard, None)
         self._channel.tell(lane.name, BEGIN, *_parts(lane.work))
         next_lane: _Submitted | None = None
         while not self._look(lane, next_lane):

@@ -25,7 +25,7 @@ from evermark.app.serving import served
 from evermark.app.source_lag import Lags
 from evermark.app.state_supervisor import StateSupervisor
 from evermark.config import Config, load
-from evermark.config.spark_master import require_local_master, require_slots
+from evermark.config.spark_master import cores_max, master_in_effect, require_master, require_slots
 from evermark.delivery.base import SourcePartition
 from evermark.delivery.tail.wish import Wish, no_spark
 from evermark.embedded.java import ensure_java
@@ -35,6 +35,7 @@ from evermark.log.pieces import LogPiece
 from evermark.observe.health import HealthBoard
 from evermark.observe.logging import get_logger
 from evermark.observe.metrics import Metrics
+from evermark.secrets import SecretBox
 from evermark.server.http import Server
 from evermark.server.tokens import Tokens
 from evermark.sources.base import Limit, Source
@@ -55,6 +56,7 @@ _RESTART_BACKOFF_MAX_S = 30.0
 _STATE_WAIT_S = 30.0
 _STATE_PAUSE_S = 1.0
 _CHECKS_AT_ONCE = 8
+_NO_EXECUTOR = "Spark has no executor: its cluster is full, or its workers are gone"
 
 
 class StuckError(EngineError):
@@ -97,8 +99,11 @@ class Pipeline:
         os.environ["EVERMARK_PID"] = str(os.getpid())  # where a failpoint in a worker finds the process to end
         if not self.config.sources and not self._given:
             raise ConfigError("sources: there is none", hint="name at least one; `evermark init` writes an example")
-        require_local_master(self.config.spark.master, self.config.spark.conf, self.config.log_path)
-        require_slots(self.config.spark.master, self.config.spark.conf, self.config.spark.lanes)
+        spark = self.config.spark
+        require_master(spark.master, spark.conf)
+        require_slots(spark.master, spark.conf, spark.lanes, spark.cores)
+        for _, unreachable in self.config.not_for_a_cluster():
+            raise unreachable
         log_place(self.config)  # before Spark: its processes inherit how a bucket is reached
         hook = threading.excepthook
         threading.excepthook = self._on_thread_error
@@ -208,7 +213,7 @@ class Pipeline:
         began = time.monotonic()
         os.environ["JAVA_HOME"] = str(ensure_java(self.config.data / "java"))
         scratch = scratch_folder(self.config.name)
-        channel = Channel()
+        channel, cluster = self._channel()
         try:
             if self._stopping.is_set():
                 raise EngineError("told to stop before Spark was started")
@@ -220,6 +225,8 @@ class Pipeline:
                 noise=self.config.data / "spark.log",
                 finds_formats=False,
                 daemon="evermark.app.daemon",
+                python=self.config.spark.python,
+                cluster=cluster,
                 on_jvm=self._on_jvm,
             )
         finally:
@@ -227,7 +234,20 @@ class Pipeline:
             self._listen_for_signals()  # PySpark has put a handler of its own in place
         warm_up(context)
         self._log.info("Spark runs", started_in_s=round(time.monotonic() - began, 1))
-        return Engine(context), channel
+        return Engine(context, on_cluster=cluster is not None), channel
+
+    def _channel(self) -> tuple[Channel, Mapping[str, str] | None]:
+        """Where lanes will find this process; and what Spark is told of it when they are on other machines."""
+        spark, key, storage = self.config.spark, self.config.secrets.key, self.config.storage
+        cores = cores_max(spark.master, spark.conf, spark.cores, spark.lanes)
+        if key is None or cores is None:
+            return Channel(), None
+        from evermark.spark.cluster import cluster_settings, driver_address
+
+        address = driver_address(master_in_effect(spark.master, spark.conf), spark.conf)
+        channel = Channel(address, spark.conf.get("spark.driver.bindAddress"))
+        names = [ref.name for ref in (storage.access_key, storage.secret_key) if ref is not None and ref.kind == "env"]
+        return channel, cluster_settings(address, cores, SecretBox(key), names)
 
     def _run_on(self, engine: Engine, channel: Channel, deployment: Deployment) -> str | None:
         """Read and deliver until told to stop (None), or until this Spark cannot be used any more (returns why)."""
@@ -235,7 +255,9 @@ class Pipeline:
         keeper = ScratchKeeper(scratch)
         shutdown = self.config.reliability.shutdown
         end = EndTimes(shutdown.flush_timeout.total_seconds(), shutdown.checkpoint_timeout.total_seconds())
-        works = shared_out(deployment.for_lanes(), self._limit, end, self.config.spark.lanes)
+        spark = self.config.spark
+        cores = cores_max(spark.master, spark.conf, spark.cores, spark.lanes)
+        works = shared_out(deployment.for_lanes(), self._limit, end, spark.lanes, cores)
         lane_s = self.config.spark.lane.total_seconds()
         lanes = Lanes(engine.context, channel, works, deployment.box, self.board, self.metrics, lane_s, self._on_taken)
         self._dead_thread = None  # before the first thread starts: none that ends is overlooked
@@ -273,12 +295,21 @@ class Pipeline:
         """None when told to stop; when Spark or a thread that must not end has ended, returns why."""
         while not self._stopping.wait(_LOOK_EVERY_S):
             trouble = engine.trouble() or self._dead_thread
+            self._say_stalled(_NO_EXECUTOR if engine.idle() else lanes.stalled())
             if trouble is None and lanes.any_ended():
                 trouble = "the thread of a lane ended"
             if trouble is not None:
                 self.metrics.engine_restarts.inc()
                 return trouble
         return None
+
+    def _say_stalled(self, reason: str | None) -> None:
+        if reason != self.board.stalled:
+            self.board.stalled = reason
+            if reason is None:
+                self._log.info("Spark runs the lanes again")
+            else:
+                self._log.warning("nothing is read or delivered", reason=reason)
 
     def _let_go(self, lanes: Lanes, trouble: str) -> None:
         """The lanes ended with their JVM, and with them their leases. Raises when a thread of ours does not end."""

@@ -22,6 +22,7 @@ from evermark.cli.log_tail import tail
 from evermark.cli.options import DEFAULT_CONFIG, ConfigOption, JsonOption, YesOption
 from evermark.cli.parked import all_parked, in_parts
 from evermark.config import Config
+from evermark.config.spark_master import beside_an_instance
 from evermark.delivery.base import ParkedEvent
 from evermark.delivery.status import least_cursors
 from evermark.embedded.java import ensure_java
@@ -217,9 +218,8 @@ def session(config: Config) -> Iterator[Any]:
     time.tzset()
     scratch = scratch_folder(config.name)
     app_name = f"evermark {config.name} query"
-    spark = make_session(
-        app_name, config.spark.master, scratch, config.spark.conf, scratch / "spark.log", finds_formats=False
-    )
+    master, conf = beside_an_instance(config.spark.master, config.spark.conf)
+    spark = make_session(app_name, master, scratch, conf, scratch / "spark.log", finds_formats=False)
     try:
         yield spark
     finally:

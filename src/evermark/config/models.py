@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -21,7 +22,9 @@ from pydantic import (
 
 from evermark.checkpoints.kinds import CheckpointConfig
 from evermark.config.bots import BotConfig
+from evermark.config.spark_master import not_for_a_cluster
 from evermark.config.subscriptions import SubscriptionConfig
+from evermark.errors import ConfigError
 from evermark.secrets import KeyRef, Secret
 from evermark.settings.fields import NAME, Duration, Model, Whole, between, postgres_dsn, refusal
 from evermark.settings.problems import nearest
@@ -144,14 +147,18 @@ class SecretsConfig(Model):
     key: _Ref | None = None
 
 
-# Each needs two of Spark's slots while it is renewed; the others are for backlog, replays and repair.
-LANES_MAX = 4
+# Each needs two of Spark's slots while it is renewed; the others are for backlog, replays and repair. How many slots
+# there are is compared where the master is known (`spark_master.require_slots`).
+LANES_MAX = 64
+CORES_MAX = 100_000
 
 
 class SparkConfig(Model):
     master: Annotated[str, Field(min_length=1, max_length=1024)] = "local[16,4]"
     lane: Annotated[Duration, between(timedelta(seconds=1), timedelta(hours=1))] = timedelta(minutes=5)
     lanes: Annotated[int, Field(ge=1, le=LANES_MAX)] = 1
+    cores: Annotated[int, Field(ge=1, le=CORES_MAX)] | None = None  # of a cluster, at most
+    python: Annotated[str, Field(min_length=1, max_length=1024)] | None = None  # of the executors
     conf: Annotated[
         dict[str, Annotated[str, BeforeValidator(_conf_value), Field(max_length=10_000)]], Field(max_length=500)
     ] = Field(default_factory=dict)
@@ -298,6 +305,20 @@ class Config(Model):
             text = "it says how a bucket of S3 is reached, and log.path names none"
             raise refusal(text, hint="write log: {path: s3://bucket/path}, or leave storage out", at=("storage",))
         return self
+
+    def not_for_a_cluster(self) -> Iterator[tuple[str, ConfigError]]:
+        """What executors on other machines could not reach: the key of the file, and what to write instead."""
+        return not_for_a_cluster(
+            self.spark.master,
+            self.spark.conf,
+            log_path=self.log_path,
+            state=self.state.dsn,
+            key=self.secrets.key,
+            store_keys={
+                "storage.access_key": self.storage.access_key,
+                "storage.secret_key": self.storage.secret_key,
+            },
+        )
 
     @property
     def log_path(self) -> str:

@@ -85,6 +85,18 @@ class LiveGroupReport:
         return not self.standby and self.lag_s > LAGGING_AFTER_S
 
 
+def stalled(report: PartitionReport, reason: str | None) -> PartitionReport:
+    """A partition as it is while no lane runs that would read it. What another instance reads is none of ours. Pure."""
+    if reason is None or report.state in (PartitionHealth.STANDBY, PartitionHealth.FAILED):
+        return report
+    return replace(report, state=PartitionHealth.STALE, reason=reason, hint=_STALLED_HINT)
+
+
+_STALLED_HINT = (
+    "it goes on by itself when Spark has executors with free cores: see the master's page, and docs/cluster.md"
+)
+
+
 def judged(report: PartitionReport, partition: int, answer: SourceAnswer | None, now: float) -> PartitionReport:
     """The reader's report of a partition and the source's answer, as one report. Pure."""
     if answer is None:
@@ -124,6 +136,7 @@ class HealthBoard:
         self.replays: Mapping[str, tuple[datetime, datetime]] = {}  # which windows are replayed just now, by source
         self.copies: Sequence[FailingCopy] = ()
         self.is_stopping = False
+        self.stalled: str | None = None  # why nothing is read here though Spark runs: its cluster has no room, …
         self.stores_away: dict[str, tuple[str, str]] = {}  # by source: why its checkpoints cannot be saved, and a hint
         self.delivery = LiveGroupReport()
         self._shards: dict[int, tuple[bool, bool]] = {}
@@ -237,7 +250,7 @@ class HealthBoard:
                 taken = sum(events for _, events in self._batches.get(place, ()))
                 found[place] = replace(report, events_per_s=taken / RATE_OVER_S)
         return {
-            f"{source}/{partition}": judged(report, partition, answers.get(source), now)
+            f"{source}/{partition}": judged(stalled(report, self.stalled), partition, answers.get(source), now)
             for (source, partition), report in found.items()
         }
 

@@ -2,7 +2,8 @@
 
 A lane calls the driver (a job of Spark, what to run), tells it news (health, metrics, log lines), and is told to begin
 and to stop. Both ends prove that they know a key which is made for each process of `evermark up` and reaches the tasks
-through the environment of the JVM: it is in no plan, option or command line.
+through the environment of the JVM: it is in no plan, option or command line. To executors on other machines it goes
+sealed (`cluster.py`).
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ _CALLS, _LANE = "calls", "lane"
 _FLUSH_EVERY_S = 0.05
 BEAT_EVERY_S = 1.0
 _PROOF_S = 10.0
+_SILENT_MAX_S = 20.0  # what was sent and not confirmed by the other machine in this time ends the connection
 _GONE = (EOFError, OSError)
 
 # (target, method, arguments)
@@ -35,13 +37,13 @@ News = tuple[str, str, tuple[Any, ...], dict[str, Any]]
 class Channel:
     """The driver's end. Made before the JVM is started, whose environment tells tasks where it is; `serve` begins."""
 
-    def __init__(self) -> None:
+    def __init__(self, address: str = "127.0.0.1", bind: str | None = None) -> None:
+        """`address` is where lanes find it; `bind` the address of this machine behind that, where it is another."""
         os.environ[_KEY] = key = secrets.token_hex(32)
         self._key = key.encode()
         # Who connects proves itself in a thread of its own: one that says nothing holds nobody up.
-        self._listener = Listener(("127.0.0.1", 0), "AF_INET", backlog=64)
-        host, port = self._listener.address
-        os.environ[_ADDRESS] = f"{host}:{port}"
+        self._listener = Listener((bind or address, 0), "AF_INET", backlog=64)
+        os.environ[_ADDRESS] = f"{address}:{self._listener.address[1]}"
         self._serves: Mapping[str, Callable[..., Any]] = {}
         self._heard: Callable[[str, list[News]], None] = lambda _lane, _news: None
         self._lock = threading.Lock()
@@ -197,6 +199,7 @@ class LaneEnd:
     def _connected(self, kind: str, name: str) -> Connection[Any, Any]:
         host, _, port = os.environ[_ADDRESS].rpartition(":")
         connection = Client((host, int(port)), "AF_INET", authkey=os.environ[_KEY].encode())
+        _notice_silence(connection)
         connection.send((kind, name))
         self._open.append(connection)
         return connection
@@ -226,6 +229,13 @@ class LaneEnd:
                     self._on_order(None)
                 return
             self._on_order(order)
+
+
+def _notice_silence(connection: Connection[Any, Any]) -> None:
+    """A driver whose machine is gone says nothing, and a lane that waits for it for ever keeps its leases."""
+    with socket.socket(fileno=os.dup(connection.fileno())) as same:
+        if hasattr(socket, "TCP_USER_TIMEOUT"):
+            same.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(_SILENT_MAX_S * 1000))
 
 
 def _cut(connection: Connection[Any, Any]) -> None:

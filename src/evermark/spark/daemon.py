@@ -7,25 +7,32 @@ import gc
 import importlib
 import signal
 import sys
+from functools import partial
+from typing import IO, Any, NoReturn
 
 import psycopg  # noqa: F401
 import pyarrow.compute
 import pyarrow.parquet
-import pyspark.worker  # noqa: F401
+import pyspark.worker
 from pyspark import daemon
+from pyspark.util import handle_worker_exception
 
 # What the tasks run: reading a source into the log, and delivering from it.
 import evermark.ingest.reading
 import evermark.spark.deliver
 import evermark.spark.replay  # noqa: F401
+from evermark.errors import EngineError
 from evermark.sources.kinds import task_modules
 
 for _module in task_modules():
     importlib.import_module(_module)
 
 
-def run() -> None:
-    """Fork workers until Spark ends."""
+def run(unfit: str | None = None) -> None:
+    """Fork workers until Spark ends. `unfit`: why this machine cannot run tasks; each of them says so, and fails."""
+    if unfit is not None:
+        worker: Any = pyspark.worker
+        worker.main = partial(_refuse, unfit)
     pyarrow.array([0])  # the first one of a process loads pandas
     # Tasks read and render in one thread and send in another: neither should wait long for Python's lock.
     sys.setswitchinterval(0.0005)
@@ -38,6 +45,12 @@ def run() -> None:
     gc.collect()
     gc.freeze()
     daemon.manager()
+
+
+def _refuse(unfit: str, _infile: IO[bytes], outfile: IO[bytes]) -> NoReturn:
+    """A task that fails before it has begun, as Spark's own worker fails."""
+    handle_worker_exception(EngineError(unfit), outfile, hide_traceback=True)
+    sys.exit(-1)
 
 
 if __name__ == "__main__":

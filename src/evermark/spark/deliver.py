@@ -55,6 +55,31 @@ class PostHere:
             yield from map(_row, results)
 
 
+@dataclass(frozen=True)
+class PostApart:
+    """Several of them, each with its own subscriptions."""
+
+    posts: tuple[PostHere, ...]
+
+    def __call__(self, number: int) -> Iterator[Report]:
+        return self.posts[number](number)
+
+
+def shared_by_name(assignments: Sequence[Assignment], parts_max: int) -> list[tuple[Assignment, ...]]:
+    """In so many parts at most, about equally large. A subscription is in one part alone: its order and limits are.
+    Pure.
+    """
+    rows: dict[str, int] = {}
+    for one in assignments:
+        rows[one.spec.name] = rows.get(one.spec.name, 0) + one.span.rows
+    parts = max(1, min(parts_max, len(rows)))
+    load, home = [0] * parts, dict[str, int]()
+    for name in sorted(rows, key=lambda name: -rows[name]):
+        home[name] = load.index(min(load))
+        load[home[name]] += rows[name] or 1
+    return [tuple(one for one in assignments if home[one.spec.name] == part) for part in range(parts)]
+
+
 def _row(result: Result) -> Report:
     return {**outcome_fields(result.outcome), "batch": result.batch, "through": result.through}
 
@@ -66,7 +91,9 @@ def _results(assignments: Sequence[Assignment], rows: Iterable[Mapping[str, Any]
 
 
 class SparkDeliverer(SparkReplays):
-    """`Deliverer` and `ReplayDeliverer` on Spark. One task for all spans of a call: it mostly waits for receivers."""
+    """`Deliverer` and `ReplayDeliverer` on Spark. One task for all spans of a call: it mostly waits for receivers. On a
+    cluster, whose executors have processors of their own, subscriptions are spread over tasks.
+    """
 
     def deliver(self, assignments: Sequence[Assignment], options: DeliveryOptions) -> list[Outcome]:
         mine = [
@@ -81,12 +108,20 @@ class SparkDeliverer(SparkReplays):
         spans = ", ".join(f"{span.after + 1} to {span.to}" for span, _ in by_span(mine)[:3])
         failed = f"delivery of batches {spans} failed"
         if here:
-            return timed(fold(assignments, _results(mine, run_tasks(self._context, 1, PostHere(posting), failed))))
+            parts = shared_by_name(mine, self._tasks_max())
+            apart = PostApart(tuple(PostHere(Posting(part, self._box, options)) for part in parts))
+            rows = run_tasks(self._context, len(parts), apart, failed)
+            return timed(fold(assignments, _results(mine, rows)))
         try:
             found = self._wanted(mine).mapInArrow(PostFound(posting), ROW_DDL).collect()
         except Exception as error:
             raise engine_error(failed, error) from error
         return timed(fold(assignments, _results(mine, (json.loads(row[0]) for row in found))))
+
+    def _tasks_max(self) -> int:
+        """Half of the cores that a cluster has given; one on a single machine, whose cores tasks would only share."""
+        on_one_machine = (self._context.master or "local").startswith("local")
+        return 1 if on_one_machine else max(1, self._context.defaultParallelism // 2)
 
     def _wanted(self, assignments: Sequence[Assignment]) -> DataFrame:
         """The addresses of all assignments, one span after another, and the number of the assignment."""

@@ -18,6 +18,7 @@ from pyspark.sql import SparkSession
 from evermark.observe.logging import get_logger
 
 _BEAT_EVERY_S = 1.0
+_STARTING_BEATS = 20
 _END_WAIT_S = 5.0
 _STOP_WAIT_S = 20.0
 # Looks at the engine (two a second) without an answer of the JVM in between, until it counts as hung. Looks are counted
@@ -28,14 +29,19 @@ _LOOKS_WITHOUT_ANSWER_MAX = 60
 class Engine:
     """The Spark of this process together with the JVM it runs in."""
 
-    def __init__(self, context: SparkContext) -> None:
+    def __init__(self, context: SparkContext, *, on_cluster: bool = False) -> None:
+        """`on_cluster`: executors are processes of their own, and may be none."""
         self.context = context
+        self._executors: list[int] = []  # that Spark knew at its first beats, and knows just now
+        self._on_cluster = on_cluster
+        self._stopped = False
         gateway: Any = SparkContext._gateway  # noqa: SLF001 - nothing public knows the JVM's process
         self._jvm: subprocess.Popen[bytes] = gateway.proc
         self._looks_without_answer = 0
         self._over = threading.Event()
         # Looked up once: to find a class by its name, the JVM tries each part of the name in vain.
         self._clock: Any = context._jvm.java.lang.System  # type: ignore[union-attr] # noqa: SLF001
+        self._spark: Any = context._jsc.sc()  # noqa: SLF001 - PySpark knows neither its end nor its executors
         self._heart = threading.Thread(target=self._beat, name="engine heartbeat", daemon=True)
         self._heart.start()
         _quieten(context)
@@ -49,10 +55,17 @@ class Engine:
         code = self._jvm.poll()
         if code is not None:
             return f"Spark's JVM ended ({'signal ' + str(-code) if code < 0 else 'exit code ' + str(code)})"
+        if self._stopped:  # by a master that gave the application up, or does not come back
+            return "Spark ended the application"
         self._looks_without_answer += 1
         if self._looks_without_answer > _LOOKS_WITHOUT_ANSWER_MAX:
             return "Spark's JVM does not answer"
         return None
+
+    def idle(self) -> bool:
+        """Whether there is nobody to run a task. Executors that are being started are no trouble yet."""
+        known = self._executors
+        return bool(known) and known[-1] == 0 and (any(known) or len(known) > _STARTING_BEATS)
 
     def kill(self) -> None:
         """End the JVM at once: threads that wait for an answer of it get an error instead."""
@@ -81,6 +94,11 @@ class Engine:
             with suppress(Exception):  # an error is no answer: `trouble` counts those
                 self._clock.nanoTime()
                 self._looks_without_answer = 0
+                if self._on_cluster:
+                    self._stopped = bool(self._spark.isStopped())
+                    # The driver is in that list, too.
+                    known = len(self._spark.statusTracker().getExecutorInfos()) - 1
+                    self._executors = [*self._executors[-_STARTING_BEATS:], known]
 
     def _end_jvm(self) -> None:
         """The JVM ends by itself when its stdin is closed; if it does not, it is killed."""

@@ -28,8 +28,8 @@ def spark_home(master: str) -> Path:
     installed = Path(pyspark.__file__).resolve().parent
     if given := os.environ.get("SPARK_HOME"):
         return Path(given)
-    if not master.startswith("local"):
-        return installed
+    if not master.startswith(("local", "spark://")):
+        return installed  # what goes to YARN and Kubernetes is sent from there, the zip included
     home = cache_folder() / f"spark-home-{hashlib.sha256(str(installed).encode()).hexdigest()[:12]}"
     try:
         home.mkdir(parents=True, exist_ok=True)

@@ -5,9 +5,11 @@ Tasks are run without Spark SQL: its first query takes as much of the processor 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import takewhile
 from typing import Any
 
 from pyspark import RDD, SparkContext
@@ -16,6 +18,9 @@ from evermark.errors import EngineError
 from evermark.ingest.pieces import Piece, ReadFrom, written
 
 Report = dict[str, Any]
+_OURS = re.compile(r"evermark\.errors\.\w+: (.+)")
+_CALLED = re.compile(r"An error occurred while calling ")
+_TRACE = ("at ", "Driver stacktrace", "Traceback (most recent call last)")
 
 
 def run_tasks(
@@ -78,7 +83,11 @@ def cancel_long_task(context: SparkContext, name: str) -> None:
 
 def engine_error(what: str, error: Exception) -> EngineError:
     """What Spark raised, in one line; its stack traces are in spark.log beside the data."""
-    said = next((line.strip() for line in str(error).splitlines() if line.strip(" :\t")), type(error).__name__)
+    lines = [line.strip(" :\t") for line in str(error).splitlines()]
+    # What a task raised stands at the end of its traceback, far below what Spark says about it.
+    ours = [found[1] for line in lines if (found := _OURS.search(line))]
+    telling = takewhile(lambda line: not line.startswith(_TRACE), (line for line in lines if not _CALLED.match(line)))
+    said = ours[0] if ours else " ".join(filter(None, telling)) or type(error).__name__
     return EngineError(
         f"{what}: {said[:300]}", hint="it is started again; spark.log in the data folder has the details"
     )

@@ -104,6 +104,8 @@ def make_context(
     *,
     finds_formats: bool = True,
     daemon: str = "evermark.spark.daemon",
+    python: str | None = None,
+    cluster: Mapping[str, str] | None = None,
     on_jvm: Callable[[subprocess.Popen[bytes]], None] = lambda _process: None,
 ) -> SparkContext:
     """Spark in this process. `scratch` may vanish at any time; `conf` is the operator's and wins.
@@ -111,16 +113,20 @@ def make_context(
     `noise` takes what the JVM and the Python workers write to stderr: stack traces of sockets closed by a restart and
     the like. What matters of it reaches us as errors. `finds_formats`: Spark looks which formats written in Python are
     installed, as it does by itself. `daemon`: the module that forks Python workers, with what they need loaded.
-    `on_jvm` is given the JVM's process as soon as there is one: seconds before Spark runs.
+    `python`: that of the executors, if it is another than this process's. `cluster`: our settings for executors on
+    other machines (`cluster.py`). `on_jvm` is given the JVM's process as soon as there is one: seconds before
+    Spark runs.
 
     Raises `UnreachableError` for a `spark://` master that does not answer, and `EngineError` when Spark does not start.
     """
     require_master_answers(master_in_effect(master, conf))
+    if python is not None:
+        os.environ["PYSPARK_PYTHON"] = python
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     home = spark_home(master)
     os.environ["SPARK_HOME"] = str(home)
     settings = SparkConf().setAppName(app_name).setMaster(master)
-    settings.setAll(list(settings_of(home, scratch, conf, daemon).items()))
+    settings.setAll(list(settings_of(home, scratch, {**(cluster or {}), **conf}, daemon).items()))
     try:
         with _jvm_to(noise, on_jvm), nullcontext() if finds_formats else _without_look_up():
             return SparkContext.getOrCreate(settings)

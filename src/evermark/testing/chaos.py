@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from evermark import failpoint
+from evermark.testing.chaos_cluster import cluster_killed
 from evermark.testing.chaos_copy import copy_killed
 from evermark.testing.chaos_down import down_and_back
 from evermark.testing.chaos_engine import engine_killed
@@ -38,6 +39,7 @@ from evermark.testing.servers import fresh_database, postgres_server
 _PRIMARIES = 5
 _COPY_ROWS = 5_000_000
 _REPLICA_FAULTS = 12
+_CLUSTER_ROUNDS = 5
 
 
 def killed_at_each(names: Sequence[str], folder: Path, dsn: str) -> Ledger:
@@ -104,10 +106,11 @@ def main() -> int:
         "--copy", type=int, nargs="?", const=_COPY_ROWS, metavar="ROWS", help="kill three times while rows are copied"
     )
     parser.add_argument("--oracle", type=int, metavar="SEED", help="beside a native subscriber, by this seed")
-    parser.add_argument(
-        "--replicas", type=int, metavar="WRITES", help="three replicas, so many writes each, killed and cut off"
-    )
+    parser.add_argument("--replicas", type=int, metavar="WRITES", help="three replicas, killed and cut off")
+    parser.add_argument("--cluster", type=int, nargs="?", const=_CLUSTER_ROUNDS, help="on a Spark cluster that dies")
     given = parser.parse_args()
+    if given.cluster is not None:
+        return _cluster(given.cluster)
     if given.replicas is not None:
         return _one_scene(
             lambda folder, dsn, writes: (replicas_killed(folder, dsn, writes, _REPLICA_FAULTS), {}),
@@ -149,6 +152,15 @@ def main() -> int:
                 total += ledger
                 sys.stderr.write(f"killed at {', '.join(kills)}: {ledger}\n")
     sys.stdout.write(f"ledger kills={len(names)} {total}\n")
+    return 0
+
+
+def _cluster(rounds: int) -> int:
+    with tempfile.TemporaryDirectory(prefix="evermark-chaos-") as root:
+        Path(root).chmod(0o711)
+        ledger, found = cluster_killed(Path(root), rounds)
+    figures = " ".join(f"{name}={value:.3g}" for name, value in found.items())
+    sys.stdout.write(f"ledger cluster_rounds={rounds} {figures} {ledger}\n")
     return 0
 
 

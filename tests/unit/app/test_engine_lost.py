@@ -33,6 +33,9 @@ class Thread:
     def any_ended(self) -> bool:
         return self.ended
 
+    def stalled(self) -> str | None:
+        return None
+
 
 class Spark:
     def __init__(self, trouble: str | None = None) -> None:
@@ -40,6 +43,9 @@ class Spark:
 
     def trouble(self) -> str | None:
         return self._trouble
+
+    def idle(self) -> bool:
+        return False
 
 
 def pipeline() -> Pipeline:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from evermark.app import lanes as lanes_module
+from evermark.app.delivering import limits_for
 from evermark.app.lane import EndTimes
 from evermark.app.lanes import Lanes, shared_out
+from evermark.delivery.run.owner import DeliveryLimits
 from evermark.runtime import Threads
 from evermark.sources.base import Limit
 
@@ -17,7 +20,7 @@ from evermark.sources.base import Limit
 def lanes(monkeypatch: pytest.MonkeyPatch, cancelled: list[str]) -> Any:
     """Without Spark: its jobs never begin, and are only noted when they are cancelled."""
     found: Any = object.__new__(Lanes)
-    found._runtime, found._lanes, found._context = Threads(), {}, None
+    found._runtime, found._lanes, found._context, found._waiting = Threads(), {}, None, {}
     found._stopping = found._runtime.wake()
     monkeypatch.setattr(Lanes, "_job", lambda _self, _lane: None)
     monkeypatch.setattr("evermark.spark.job.cancel_long_task", lambda _spark, name: cancelled.append(name))
@@ -86,3 +89,29 @@ def test_when_a_lane_fails_whose_next_is_ready_the_next_goes_on(monkeypatch: pyt
     following = found._kept(lane)
     assert following is not lane
     assert following is found._lanes[following.name]
+
+
+def test_a_lane_that_nobody_runs_or_that_is_silent_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """GIVEN a lane that Spark does not begin, and one that said nothing for a while THEN the work stands still; a lane
+    that has just been submitted, or has just spoken, is no trouble."""
+    found = lanes(monkeypatch, [])
+    found._waiting[0] = time.monotonic()
+    assert found.stalled() is None
+    found._waiting[0] -= lanes_module._STARTING_MAX_S + 1
+    assert found.stalled() == "lane 0 waits for Spark to run it"
+    found._waiting.clear()
+    lane = found._submit(cast("Any", SimpleNamespace(sources=(), shard=3)))
+    lane.began = lane.heard_at = time.monotonic()
+    assert found.stalled() is None
+    lane.heard_at -= lanes_module._STALLED_AFTER_S + 1
+    assert found.stalled() == "lane 3 is silent"
+
+
+def test_the_cores_of_a_cluster_are_shared_by_the_work_of_its_lanes() -> None:
+    """GIVEN a cluster THEN what the lanes and their successors do not take is for jobs, and behind subscriptions and
+    replays get as many; GIVEN one machine THEN the limits are those that were measured there."""
+    parts: Any = SimpleNamespace(sources={"a": None})
+    assert [work.at_once for work in shared_out(parts, Limit(), EndTimes(1.0, 1.0), 2, cores=100)] == [48, 48]
+    assert [work.at_once for work in shared_out(parts, Limit(), EndTimes(1.0, 1.0), 1)] == [0]
+    assert (limits_for(48).alone_at_once, limits_for(48).replay.at_once) == (48, 24)
+    assert limits_for(0) == limits_for(2) == DeliveryLimits()

@@ -278,3 +278,18 @@ def test_s7_an_idle_night_raises_no_alarm_and_a_lag_is_said_once_and_its_end(boa
         said.append(watch.heard(board.partitions()))
     nothing: tuple[list[str], list[str]] = ([], [])
     assert said == [nothing, (["shop/0"], []), nothing, nothing, nothing, ([], ["shop/0"]), nothing]
+
+
+def test_while_no_lane_runs_nothing_is_healthy() -> None:
+    """GIVEN a partition that is read and one that another instance reads WHEN Spark has no executor THEN the first is
+    stale, with the reason, and the second is as it was; when Spark has one again, both are."""
+    board = HealthBoard()
+    board.put("shop", 0, PartitionHealth.HEALTHY)
+    board.put("shop", 1, PartitionHealth.STANDBY)
+    board.stalled = "Spark has no executor"
+    found = board.partitions()
+    assert (found["shop/0"].state, found["shop/0"].reason) == (PartitionHealth.STALE, "Spark has no executor")
+    assert found["shop/1"].state is PartitionHealth.STANDBY
+    assert overall(found) == "unhealthy"
+    board.stalled = None
+    assert overall(board.partitions()) == "healthy"

@@ -41,7 +41,10 @@ class Turn:
 
 
 def next_turns(
-    waiting: Iterable[Subscription], company_of: Callable[[Subscription], TurnClass], serving: Sequence[TurnClass]
+    waiting: Iterable[Subscription],
+    company_of: Callable[[Subscription], TurnClass],
+    serving: Sequence[TurnClass],
+    alone_at_once: int = ALONE_AT_ONCE,
 ) -> tuple[list[Turn], bool]:
     """The turns that begin now, and whether a subscription has to wait for a turn of its own.
 
@@ -54,7 +57,7 @@ def next_turns(
     alone = by_company.pop(TurnClass.NONE, [])
     free_kinds = [kind for kind in by_company if kind not in serving]
     turns = [Turn(kind, tuple(by_company[kind][: _shared_max(kind)])) for kind in free_kinds]
-    free = max(0, ALONE_AT_ONCE - serving.count(TurnClass.NONE))
+    free = max(0, alone_at_once - serving.count(TurnClass.NONE))
     return turns + [Turn(TurnClass.NONE, (one,)) for one in alone[:free]], len(alone) > free
 
 

@@ -19,7 +19,7 @@ from evermark.delivery.bots.views import BotViews, Read, ViewLimits, telling
 from evermark.delivery.decide import registration
 from evermark.delivery.decide.retry import SCHEDULE_S
 from evermark.delivery.decide.shards import FIRST
-from evermark.delivery.decide.turns import Turn, TurnClass, goes_on, next_turns
+from evermark.delivery.decide.turns import ALONE_AT_ONCE, Turn, TurnClass, goes_on, next_turns
 from evermark.delivery.ports import DeliveryStore, LogView
 from evermark.delivery.replay.base import ReplayStore
 from evermark.delivery.replay.owner import ReplayLimits, ReplayLoop, ReplayNews
@@ -59,6 +59,7 @@ class DeliveryLimits:
     bot_views: ViewLimits = field(default_factory=ViewLimits)
     replay: ReplayLimits = field(default_factory=ReplayLimits)
     schedule_s: Sequence[float] = SCHEDULE_S
+    alone_at_once: int = ALONE_AT_ONCE  # turns of single subscriptions that are behind
 
 
 class BothDeliverer(Deliverer, ReplayDeliverer, Protocol):
@@ -349,7 +350,7 @@ class DeliveryOwner:
             busy = dict(self._serving)  # before the look: what is seen of a subscription in its turn may be old
         waiting = [one for one in follower.due() if one.name not in busy]
         waiting.sort(key=lambda one: self._served_at.get(one.name, 0.0))
-        turns, self._queued = next_turns(waiting, follower.turn_class, list(busy.values()))
+        turns, self._queued = next_turns(waiting, follower.turn_class, list(busy.values()), self.limits.alone_at_once)
         for turn in turns:
             self._begin(turn, follower, ends)
 
