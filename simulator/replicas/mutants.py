@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import pyarrow as pa
 
 from evermark.replicas import members, sql_store
 from evermark.replicas.base import ReplicaStore
@@ -76,10 +78,10 @@ def _same_origin(
     return False
 
 
-def _replaced(self: SqlStore, spec: Table) -> int:
+def _replaced(self: SqlStore, spec: Table, rows: Callable[[], Iterator[pa.Table]]) -> int:
     self._run(f'delete from "{spec.name}" where true')
     self._run(f'delete from "{spec.name}_Versions" where true')
-    return _merge_rows(self, spec)
+    return _merge_rows(self, spec, rows)
 
 
 MUTANTS: tuple[Mutant, ...] = (

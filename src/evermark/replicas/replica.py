@@ -27,7 +27,7 @@ from evermark.replicas.exchange import PAGE_EVENTS, PROTOCOL, Evicted, Hello, Ma
 from evermark.replicas.members import Floors, Member, Said
 from evermark.replicas.paging import SnapshotRequired, Stretch, coverage, stretches, wanted
 from evermark.replicas.ranges import NOTHING, Held, Ranges, union
-from evermark.replicas.snapshots import Snapshots, decoded, verified
+from evermark.replicas.snapshots import Snapshots, verified
 from evermark.replicas.values import Table
 
 _T = TypeVar("_T")
@@ -406,18 +406,16 @@ class Replica:
         raise AssertionError("unreachable")
 
     def _bootstrap(self, peer: Peer, table: str, done: Synced) -> None:
-        """Take a snapshot of a peer, chunk by chunk, then merge it at once. Chunks that were staged are kept."""
+        """Take a snapshot of a peer, chunk by chunk, then merge it at once. Chunks of an earlier try are kept."""
         spec = self.store.tables()[table]
-        manifest = verified(peer.snapshot(table), spec)
-        staged = self.store.staged(table, manifest.id)
-        if not manifest.chunks:
-            self.store.stage(table, manifest.id, 0, [])
-        for number in range(len(manifest.chunks)):
-            if number not in staged:
-                rows = decoded(spec, manifest, number, peer.chunk(manifest.id, number))
-                self.store.stage(table, manifest.id, number, rows)
+        manifest, kept = verified(peer.snapshot(table), spec), self._snapshots
+        for number in kept.missing(peer.name, manifest):
+            kept.take(peer.name, manifest, number, peer.chunk(manifest.id, number))
         cut = Cut(manifest.held, manifest.clock)
-        self._patiently(lambda: self.store.merge(table, manifest.id, cut, self._now_ms()))
+        self._patiently(
+            lambda: self.store.merge(table, cut, lambda: kept.taken(peer.name, manifest, spec), self._now_ms())
+        )
+        kept.done_with(peer.name, manifest)
         done.snapshots += 1
 
     # Upkeep.
