@@ -30,6 +30,7 @@ CHUNK_ROWS = 50_000
 CHUNK_BYTES_MAX = 512 * 1024 * 1024
 _MANIFEST = "manifest.json"
 
+
 class Snapshots:
     """The snapshots that a node has made, in a folder, and what it takes of others'. The newest of a table is kept, and
     the one before it."""
