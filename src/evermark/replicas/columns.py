@@ -49,14 +49,15 @@ def schema_of(table: Table) -> pa.Schema:
     )
 
 
-def live_rows(table: Table, versions: Sequence[Any], values: Sequence[Any], hint: str) -> pa.Table:
-    """Rows from the columns hlc, origin and number, and the table's own: Arrow arrays, or lists of what SQL gave."""
+def live_rows(table: Table, rows: Sequence[Sequence[Any]], hint: str) -> pa.Table:
+    """From rows of hlc, origin, number and the table's columns, as SQL gave them."""
+    hlc, origin, seq, *values = zip(*rows, strict=True) if rows else [()] * (3 + len(table.columns))
     given = dict(zip(table.columns, values, strict=True))
     made = {column: _array(table, column, given[column], None, hint) for column in table.key}
     records = _record_ids(table, made)
     made |= {column: _array(table, column, given[column], records, hint) for column in given if column not in made}
-    fields = [records, *versions, pa.repeat(pa.scalar(False), len(records))]
-    columns = [_typed(each, field.type) for each, field in zip(fields, VERSION_FIELDS, strict=True)]
+    version = [records, hlc, origin, seq, pa.repeat(pa.scalar(False), len(rows))]
+    columns = [_typed(each, field.type) for each, field in zip(version, VERSION_FIELDS, strict=True)]
     columns += [made[column] for column in table.columns]
     return checked(table, pa.Table.from_arrays(columns, schema=schema_of(table)), hint)
 
@@ -130,7 +131,7 @@ def _array(table: Table, column: str, values: Any, records: Any, hint: str) -> A
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
         pass  # a value that does not fit its column: it is named below, unless another text of it does
     found: list[Any] = []
-    for at, value in enumerate(values if isinstance(values, list | tuple) else values.to_pylist()):
+    for at, value in enumerate(values):
         record = str(value) if records is None else str(records[at])
         made = None if value is None else table.canonical_value(column, str(value), record, hint)
         found.append(made if made is None or kind not in _TYPES else int(made) if kind is Kind.INTEGER else float(made))

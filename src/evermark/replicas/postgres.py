@@ -11,7 +11,6 @@ deadlocks, and is tried again.
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -26,7 +25,7 @@ from pyarrow import csv
 
 from evermark.errors import BusyError, EvermarkError, NotFoundError, SetupError, UnreachableError
 from evermark.replicas import clock
-from evermark.replicas.columns import live_rows, type_of, value_name
+from evermark.replicas.columns import live_rows, value_name
 from evermark.replicas.event import Event
 from evermark.replicas.sql_base import FORMAT
 from evermark.replicas.sql_store import SqlStore
@@ -357,15 +356,16 @@ when (current_setting('evermark.applying', true) is distinct from '1') execute f
         self._many(f'delete from "{table.name}" where {where}', [table.key_texts(record) for record in records])
 
     def _live(self, table: Table, rows_max: int) -> Iterator[pa.Table]:
+        # Not by COPY: psycopg asks for each of its rows by a generator, which costs more than the row.
         sql = (
-            f'copy (select {self._live_columns(table)} from "{table.name}" b join "{table.name}_Versions" v '
-            f"on v.record_id = {self._record_sql(table, 'b')} where not v.is_deleted) "
-            "to stdout (format csv, force_quote *)"
+            f'select {self._live_columns(table)} from "{table.name}" b join "{table.name}_Versions" v '
+            f"on v.record_id = {self._record_sql(table, 'b')} where not v.is_deleted"
         )
         try:
-            with self.connection.cursor() as cursor, cursor.copy(sql) as copy:
-                while some := list(itertools.islice(copy, rows_max)):
-                    yield _as_live(table, b"".join(some))
+            with self.connection.cursor("replication_live", binary=True) as cursor:
+                cursor.execute(_marked(sql))
+                while rows := cursor.fetchmany(rows_max):
+                    yield live_rows(table, rows, OURS)
         except psycopg.Error as error:
             raise _failure(error) from error
 
@@ -375,8 +375,7 @@ when (current_setting('evermark.applying', true) is distinct from '1') execute f
             f'join "{table.name}_Versions" v on v.record_id = {self._record_sql(table, "b")}',
             self._keys(table, records),
         )
-        columns: list[Any] = list(zip(*rows, strict=True)) if rows else [()] * (3 + len(table.columns))
-        return live_rows(table, columns[:3], columns[3:], OURS)
+        return live_rows(table, rows, OURS)
 
     def _live_columns(self, table: Table) -> str:
         columns = [_read_sql(kind, column) for column, kind in table.columns.items()]
@@ -423,24 +422,6 @@ when (current_setting('evermark.applying', true) is distinct from '1') execute f
 
 def _names(table: Table) -> str:
     return ", ".join(f'"{column}"' for column in table.columns)
-
-
-def _as_live(table: Table, data: bytes) -> pa.Table:
-    """Rows as `copy` writes them: what is quoted is a value, and what is empty without quotes is null."""
-    names = [str(at) for at in range(3 + len(table.columns))]
-    types = [pa.int64(), pa.string(), pa.int64(), *(type_of(kind) for kind in table.columns.values())]
-    found = csv.read_csv(
-        pa.BufferReader(data),
-        csv.ReadOptions(column_names=names, block_size=len(data) + 1, use_threads=False),
-        csv.ParseOptions(newlines_in_values=True, delimiter=","),
-        csv.ConvertOptions(
-            column_types=dict(zip(names, types, strict=True)),
-            null_values=[""],
-            strings_can_be_null=True,
-            quoted_strings_can_be_null=False,
-        ),
-    )
-    return live_rows(table, found.columns[:3], found.columns[3:], OURS)
 
 
 def _values_of(table: Table, rows: pa.Table) -> pa.Table:

@@ -281,7 +281,7 @@ class SqliteStore(SqlStore):
         try:
             cursor = self.connection.execute(sql)
             while rows := cursor.fetchmany(rows_max):
-                yield _as_live(table, rows)
+                yield live_rows(table, rows, OURS)
         except sqlite3.Error as error:
             raise _failure(error) from error
 
@@ -294,7 +294,7 @@ class SqliteStore(SqlStore):
             f'cross join "{table.name}_Versions" v on v.record_id = {self._record_sql(table, "b")}',
             [json.dumps([self._key(table, record) for record in records])],
         )
-        return _as_live(table, rows)
+        return live_rows(table, rows, OURS)
 
     def _live_columns(self, table: Table) -> str:
         columns = ", ".join(_read_sql(kind, column) for column, kind in table.columns.items())
@@ -329,11 +329,6 @@ class SqliteStore(SqlStore):
     def left_out(self, table: str) -> list[str]:
         rows = self._all("select name from pragma_table_xinfo(?) where hidden = 0", [table])
         return [name for (name,) in rows if name not in self._table(table).columns]
-
-
-def _as_live(table: Table, rows: Sequence[Sequence[Any]]) -> pa.Table:
-    columns: list[Any] = list(zip(*rows, strict=True)) if rows else [()] * (3 + len(table.columns))
-    return live_rows(table, columns[:3], columns[3:], OURS)
 
 
 def _values_of(table: Table, rows: pa.Table) -> list[list[Any]]:

@@ -598,9 +598,7 @@ class ReplicaStoreContract:
         node.put(2, "unseen")
         own = node.store.identity()[0]
         other = "z.000000000001aaaaaaaa"
-        rows = live_rows(
-            node.store.tables()["orders"], [[5], [other], [1]], [[9], ["new"], [None], [None], [None]], "a test"
-        )
+        rows = live_rows(node.store.tables()["orders"], [(5, other, 1, 9, "new", None, None, None)], "a test")
         node.store.merge("orders", Cut({own: Ranges.of([1]), other: Ranges.of([1])}, 5), lambda: iter([rows]), 0)
         assert [each[0] for each in node.rows()] == ["2", "9"]
 
