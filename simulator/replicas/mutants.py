@@ -84,6 +84,9 @@ def _replaced(self: SqlStore, spec: Table, rows: Callable[[], Iterator[pa.Table]
     return _merge_rows(self, spec, rows)
 
 
+def _told_unnoted(self: Replica, table: str, told: Held) -> None: ...
+
+
 MUTANTS: tuple[Mutant, ...] = (
     Mutant("highest-number", "the checkpoint is the highest number seen", ((SqlStore, "_take", _maximum),), first=29),
     Mutant(
@@ -115,6 +118,11 @@ MUTANTS: tuple[Mutant, ...] = (
         "a restored node goes on under the origin it had",
         (("simulator.replicas.node", "claim", _same_origin),),
         first=8,
+    ),
+    Mutant(
+        "told-before-noted",
+        "others hear of an event before a token was left with it",
+        ((Replica, "_note_told", _told_unnoted), (SqlStore, "is_noted", lambda self: True)),
     ),
     Mutant(
         "snapshot-replaces",

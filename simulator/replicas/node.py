@@ -135,7 +135,6 @@ class Node:
 
     def back_up(self) -> None:
         self.backups.append(self.store.connection.serialize())
-        self.claim()  # as a running node does every minute
 
     def restore(self, backup: bytes) -> None:
         """The database as it was; the node's folder as it is."""
@@ -152,8 +151,18 @@ class Node:
 
     def _replica(self) -> Replica:
         return Replica(
-            self.name, self.store, self.snapshots, self.now_ms, LIMITS, chance=self._chance, renewed=self._renewed
+            self.name,
+            self.store,
+            self.snapshots,
+            self.now_ms,
+            LIMITS,
+            chance=self._chance,
+            renewed=self._renewed,
+            note=lambda _: self._claimed(),
         )
+
+    def _claimed(self) -> None:
+        self.claim()
 
     def _chance(self) -> str:
         return f"{self._rng.getrandbits(32):08x}"

@@ -94,6 +94,18 @@ class ReplicaStore(Protocol):
         """Leave a token, and note the last number of each table with it."""
         ...
 
+    def token_kept(self) -> None:
+        """The node's folder knows the token that was left, and no other."""
+        ...
+
+    def is_noted(self) -> bool:
+        """Whether nothing was captured or taken since the token was left that the folder knows."""
+        ...
+
+    def noted(self, table: str) -> int:
+        """The last number that was noted with the present token; 0 before the token is kept."""
+        ...
+
     def renew(self, origin: str, *, is_noted: bool = True) -> None:
         """Go on under another origin, in a database that was restored. Events of the one before stay, and are another
         node's from now on, up to the number that was noted with the last token: those after it may have been made

@@ -53,8 +53,20 @@ class SqlStore(SqlSnapshots):
     def set_token(self, token: str) -> None:
         with self._writing():
             self._set_meta("token", token)
+            self._set_meta("token_kept", 0)
+            self._set_meta("noted_head", self.head())
             for name in self.tables():
                 self._set_meta(f"noted::{name}", self._meta(self._seq_key(name), "0"))
+
+    def token_kept(self) -> None:
+        with self._writing():
+            self._set_meta("token_kept", 1)
+
+    def is_noted(self) -> bool:
+        return self._meta("token_kept", "0") == "1" and self._meta("noted_head", "-1") == str(self.head())
+
+    def noted(self, table: str) -> int:
+        return int(self._meta(f"noted::{table}", "0")) if self._meta("token_kept", "0") == "1" else 0
 
     def renew(self, origin: str, *, is_noted: bool = True) -> None:
         with self._writing():
