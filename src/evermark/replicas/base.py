@@ -178,6 +178,12 @@ class ReplicaStore(Protocol):
 
     def evicted(self) -> frozenset[str]: ...
 
+    def lost(self, table: str) -> Held:
+        """Numbers that were given up, because nobody holds them."""
+        ...
+
+    def give_up(self, table: str, origin: str, numbers: Ranges) -> None: ...
+
     def collect(self, table: str, floors: Mapping[str, int], clock: int, before_ms: int, batch: int) -> Collected:
         """Delete events up to the floors, the oldest first, that are older than `before_ms`; and tombstones of deleted
         events, up to the clock. In batches, each a transaction of its own."""

@@ -470,12 +470,28 @@ class Replica:
         self.store.save_members(known, self.store.evicted() | new)
         return new
 
+    def give_up(self, table: str, origin: str, numbers: Ranges) -> Ranges:
+        """Wait no more for numbers that nobody holds, as after a restore; what was given up. `ConflictError` where a
+        member may still have them."""
+        self.table(table)
+        own, members = self.store.identity()[0], self.store.members().values()
+        mine, evicted = self.store.held(table), self.store.evicted()
+        found = membership.may_give_up(table, own, origin, numbers, mine, members, evicted)
+        self.store.give_up(table, origin, found)
+        return found
+
     def floors(self, table: str) -> Floors:
         said = self.store.said()
         known = self.store.members()
         known = {name: membership.settled(member, said.held) for name, member in known.items()}
         return membership.floors(
-            table, self.name, said.held[table], said.clocks[table], known.values(), self.store.evicted()
+            table,
+            self.name,
+            said.held[table],
+            said.clocks[table],
+            known.values(),
+            self.store.evicted(),
+            self.store.lost(table),
         )
 
     def collect(self) -> dict[str, Collected]:

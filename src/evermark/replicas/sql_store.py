@@ -16,6 +16,9 @@ from evermark.replicas.ranges import (
     NOTHING,
     Held,
     Ranges,
+    held_as_json,
+    held_from,
+    union,
 )
 from evermark.replicas.sql_base import EVENT_COLUMNS
 from evermark.replicas.sql_snapshots import SqlSnapshots
@@ -327,6 +330,13 @@ class SqlStore(SqlSnapshots):
 
     def evicted(self) -> frozenset[str]:
         return frozenset(origin for (origin,) in self._all("select origin_node_id from replication_evicted"))
+
+    def lost(self, table: str) -> Held:
+        return held_from(json.loads(self._meta(f"lost::{table}", "{}")))
+
+    def give_up(self, table: str, origin: str, numbers: Ranges) -> None:
+        with self._writing():
+            self._set_meta(f"lost::{table}", json.dumps(held_as_json(union(self.lost(table), {origin: numbers}))))
 
     def collect(self, table: str, floors: Mapping[str, int], clock: int, before_ms: int, batch: int) -> Collected:
         self._table(table)
