@@ -127,14 +127,16 @@ def _all(values: Any) -> bool:
 def _array(table: Table, column: str, values: Any, records: Any, hint: str) -> Any:
     kind = table.columns[column]
     try:
-        return _typed(values, type_of(kind))
+        made = pa.array(values) if kind is Kind.INTEGER else _typed(values, type_of(kind))
+        if kind is not Kind.INTEGER or made.type in (pa.int64(), pa.null()):  # asked for integers, Arrow would cut 1.5
+            return made.cast(type_of(kind))
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
         pass  # a value that does not fit its column: it is named below, unless another text of it does
     found: list[Any] = []
     for at, value in enumerate(values):
         record = str(value) if records is None else str(records[at])
-        made = None if value is None else table.canonical_value(column, str(value), record, hint)
-        found.append(made if made is None or kind not in _TYPES else int(made) if kind is Kind.INTEGER else float(made))
+        text = None if value is None else table.canonical_value(column, str(value), record, hint)
+        found.append(text if text is None or kind not in _TYPES else int(text) if kind is Kind.INTEGER else float(text))
     return pa.array(found, type_of(kind))
 
 

@@ -114,7 +114,7 @@ class Floors:
 def may_give_up(
     table: str, me: str, origin: str, wanted: Ranges, mine: Held, members: Iterable[Member], evicted: frozenset[str]
 ) -> Ranges:
-    """What of the `wanted` numbers nobody holds, so that collection need not wait for it. `ConflictError` where a member
+    """What of the `wanted` numbers nobody holds, so that collection need not wait. `ConflictError` where a member
     may still bring it. `me` is the origin that this node writes under."""
     if origin == me:
         raise ConflictError(f"{table}: {origin} is this node's own origin", hint="its numbers have no gaps")

@@ -16,7 +16,15 @@ from typing import Any
 import pyarrow.compute as pc
 import pytest
 
-from evermark.errors import BusyError, ConflictError, DeniedError, FormatError, NotFoundError, SetupError
+from evermark.errors import (
+    BusyError,
+    ConflictError,
+    DeniedError,
+    FormatError,
+    NotFoundError,
+    SetupError,
+    UnreachableError,
+)
 from evermark.replicas import clock
 from evermark.replicas.base import Cut
 from evermark.replicas.columns import images_of, live_rows
@@ -577,6 +585,33 @@ class ReplicaStoreContract:
         short.meet(a)
         full.meet(a)
         assert short.rows() == full.rows() == a.rows()
+
+    def test_r11_a_bootstrap_that_was_interrupted_goes_on_with_what_is_missing(self, make: Make) -> None:
+        """GIVEN a peer that goes away after two chunks WHEN they meet again THEN these two are not asked for again,
+        nothing of the snapshot was seen before, and in the end all rows are there."""
+
+        class Asked(Direct):
+            chunks: list[int] = []  # noqa: RUF012 - of one test
+
+            def chunk(self, snapshot: str, number: int) -> bytes:
+                if self.chunks == [0, 1]:
+                    self.chunks.append(-1)
+                    raise UnreachableError("cut", hint="a test")
+                self.chunks.append(number)
+                return super().chunk(snapshot, number)
+
+        a, b = make("a"), make("b")
+        for key in range(10):
+            a.put(key, f"row {key}")
+        a.install()
+        b.install()
+        peer = Asked("b", a.replica)
+        with pytest.raises(UnreachableError, match="cut"):
+            b.replica.sync(peer)
+        assert b.rows() == []
+        assert b.replica.sync(peer).snapshots == 1
+        assert b.rows() == a.rows() and len(b.rows()) == 10
+        assert peer.chunks == [0, 1, -1, 2, 3]
 
     def test_r11_a_damaged_chunk_is_refused(self, make: Make) -> None:
         """GIVEN a chunk with one byte changed WHEN decoded THEN it is refused."""
