@@ -6,6 +6,7 @@ with the chunks that are missing.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import io
 import json
@@ -13,6 +14,7 @@ import os
 import shutil
 import uuid
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,7 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from evermark.disk import sync_folder, write_whole
-from evermark.errors import ConflictError, FormatError, NotFoundError
+from evermark.errors import BusyError, ConflictError, FormatError, NotFoundError
 from evermark.replicas.base import ReplicaStore
 from evermark.replicas.columns import checked, schema_of
 from evermark.replicas.exchange import Chunk, Manifest
@@ -39,7 +41,22 @@ class Snapshots:
         self._folder, self._chunk_rows = folder, chunk_rows
 
     def make(self, store: ReplicaStore, table: str, now_ms: int) -> Manifest:
-        """One consistent cut, under writes; bounded memory."""
+        """One consistent cut, under writes; bounded memory. `BusyError` while another is being made of the table."""
+        with self._making(table):
+            return self._made(store, table, now_ms)
+
+    @contextmanager
+    def _making(self, table: str) -> Iterator[None]:
+        """A peer that waited in vain for a large snapshot asks again: that must not begin another one beside it."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        with open(self._folder / f".making.{table}", "a") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise BusyError(f"a snapshot of {table} is being made", hint="ask again in a while") from None
+            yield
+
+    def _made(self, store: ReplicaStore, table: str, now_ms: int) -> Manifest:
         name = f"{table}-{now_ms:013d}-{uuid.uuid4().hex[:8]}"
         draft = self._folder / f".{name}"
         draft.mkdir(parents=True)

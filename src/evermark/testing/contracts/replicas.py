@@ -613,6 +613,13 @@ class ReplicaStoreContract:
         assert b.rows() == a.rows() and len(b.rows()) == 10
         assert peer.chunks == [0, 1, -1, 2, 3]
 
+    def test_r11_one_snapshot_of_a_table_is_made_at_a_time(self, node: ReplicaNode) -> None:
+        """GIVEN a snapshot that is being made WHEN another is asked for THEN it has to wait; later it gets it."""
+        node.put(1, "x")
+        with node.snapshots._making("orders"), pytest.raises(BusyError, match="being made"):
+            node.replica.answer_snapshot("orders")
+        assert node.replica.answer_snapshot("orders").chunks
+
     def test_r11_a_damaged_chunk_is_refused(self, make: Make) -> None:
         """GIVEN a chunk with one byte changed WHEN decoded THEN it is refused."""
         from evermark.replicas.snapshots import decoded
