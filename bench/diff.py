@@ -53,6 +53,7 @@ class _Pair:
         self._install("a")
         self.write(1, history)
         if copied:
+            self._install("a")  # a token is left with the history: the copy knows it as the other's
             with closing(sqlite3.connect(self.files["a"])) as a:
                 a.execute("pragma wal_checkpoint(truncate)")
             shutil.copy(self.files["a"], self.files["b"])

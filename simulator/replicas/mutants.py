@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import pyarrow as pa
 
 from evermark.replicas import members, sql_store
 from evermark.replicas.base import ReplicaStore
@@ -52,9 +54,15 @@ def _as_it_comes(new: object, current: object) -> bool:
 
 
 def _own_floor(
-    table: str, me: str, mine: Held, my_clock: int, every: Iterable[Member], evicted: frozenset[str]
+    table: str,
+    me: str,
+    mine: Held,
+    my_clock: int,
+    every: Iterable[Member],
+    evicted: frozenset[str],
+    lost: Held | None = None,
 ) -> Floors:
-    clock = _floors(table, me, mine, my_clock, every, evicted).clock
+    clock = _floors(table, me, mine, my_clock, every, evicted, lost).clock
     return Floors({origin: ranges.contiguous for origin, ranges in mine.items()}, clock)
 
 
@@ -76,14 +84,23 @@ def _same_origin(
     return False
 
 
-def _replaced(self: SqlStore, spec: Table) -> int:
+def _replaced(self: SqlStore, spec: Table, rows: Callable[[], Iterator[pa.Table]]) -> int:
     self._run(f'delete from "{spec.name}" where true')
     self._run(f'delete from "{spec.name}_Versions" where true')
-    return _merge_rows(self, spec)
+    return _merge_rows(self, spec, rows)
+
+
+def _whatever_is_wanted(
+    table: str, me: str, origin: str, wanted: Ranges, mine: Held, every: Iterable[Member], evicted: frozenset[str]
+) -> Ranges:
+    return wanted - mine.get(origin, NOTHING)
+
+
+def _told_unnoted(self: Replica, table: str, told: Held) -> None: ...
 
 
 MUTANTS: tuple[Mutant, ...] = (
-    Mutant("highest-number", "the checkpoint is the highest number seen", ((SqlStore, "_take", _maximum),), first=29),
+    Mutant("highest-number", "the checkpoint is the highest number seen", ((SqlStore, "_take", _maximum),), first=8),
     Mutant(
         "paged-by-time",
         "events are asked for by the time they were made",
@@ -93,7 +110,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "numbered-before-the-commit",
         "a transaction that is rolled back has used up a number",
         (("simulator.replicas.run", "end_transaction", _numbered_before_the_commit),),
-        first=7,
+        first=1,
     ),
     Mutant("last-to-arrive", "a row takes whatever came last", ((sql_store, "beats", _as_it_comes),)),
     Mutant(
@@ -101,18 +118,31 @@ MUTANTS: tuple[Mutant, ...] = (
         "events are collected that a member lacks",
         ((members, "floors", _own_floor),),
         seeds_max=20,
+        first=2,
     ),
     Mutant(
         "tombstones-at-once",
         "a tombstone is collected while older events may arrive",
         ((SqlStore, "_collect_tombstones", _every_tombstone),),
-        first=6,
+        first=3,
     ),
     Mutant(
         "same-origin",
         "a restored node goes on under the origin it had",
         (("simulator.replicas.node", "claim", _same_origin),),
-        first=8,
+        first=1,
+    ),
+    Mutant(
+        "told-before-noted",
+        "others hear of an event before a token was left with it",
+        ((Replica, "_note_told", _told_unnoted), (SqlStore, "is_noted", lambda self: True)),
+        first=10,
+    ),
+    Mutant(
+        "given-up-too-soon",
+        "numbers are given up that a member still has",
+        ((members, "may_give_up", _whatever_is_wanted),),
+        first=4,
     ),
     Mutant(
         "snapshot-replaces",

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import pyarrow as pa
 
 from evermark.errors import NotFoundError, UnreachableError
 from evermark.replicas.base import ReplicaStore
@@ -16,8 +18,9 @@ from evermark.replicas.exchange import Chunk, Hello, Manifest, Page
 from evermark.replicas.identity import Tokens, claim
 from evermark.replicas.ranges import Held
 from evermark.replicas.replica import Limits, Replica
-from evermark.replicas.snapshots import Snapshots, encoded, whole_digest
+from evermark.replicas.snapshots import Snapshots, decoded, encoded, whole_digest
 from evermark.replicas.sqlite import SqliteStore
+from evermark.replicas.values import Table
 
 TABLE = "notes"
 HOUR_MS = 3_600_000
@@ -61,12 +64,13 @@ class MemorySnapshots(Snapshots):
     def __init__(self) -> None:
         super().__init__(Path())
         self._kept: dict[str, tuple[Manifest, list[bytes]]] = {}
+        self._set_aside: dict[tuple[str, str], dict[int, bytes]] = {}
 
     def make(self, store: ReplicaStore, table: str, now_ms: int) -> Manifest:
         files = []
         with store.snapshot(table, 5) as (cut, lists):
             for rows in lists:
-                files.append((len(rows), encoded(rows)))  # noqa: PERF401 - read inside the transaction
+                files.append((rows.num_rows, encoded(rows)))  # noqa: PERF401 - read inside the transaction
         chunks = tuple(Chunk(count, len(data), _sha(data)) for count, data in files)
         form = store.tables()[table].as_json()
         made = Manifest(f"s{len(self._kept)}-{now_ms}", table, form, cut.held, cut.clock, now_ms, chunks)
@@ -81,6 +85,20 @@ class MemorySnapshots(Snapshots):
         if snapshot not in self._kept:
             raise NotFoundError("no such snapshot")
         return self._kept[snapshot][1][number]
+
+    def missing(self, peer: str, manifest: Manifest) -> Sequence[int]:
+        there = self._set_aside.setdefault((peer, manifest.digest), {})
+        return [number for number in range(len(manifest.chunks)) if number not in there]
+
+    def take(self, peer: str, manifest: Manifest, number: int, data: bytes) -> None:
+        self._set_aside[peer, manifest.digest][number] = data
+
+    def taken(self, peer: str, manifest: Manifest, table: Table) -> Iterator[pa.Table]:
+        for number, data in sorted(self._set_aside[peer, manifest.digest].items()):
+            yield decoded(table, manifest, number, data)
+
+    def done_with(self, peer: str, manifest: Manifest) -> None:
+        del self._set_aside[peer, manifest.digest]
 
 
 def _sha(data: bytes) -> str:
@@ -117,7 +135,6 @@ class Node:
 
     def back_up(self) -> None:
         self.backups.append(self.store.connection.serialize())
-        self.claim()  # as a running node does every minute
 
     def restore(self, backup: bytes) -> None:
         """The database as it was; the node's folder as it is."""
@@ -134,8 +151,18 @@ class Node:
 
     def _replica(self) -> Replica:
         return Replica(
-            self.name, self.store, self.snapshots, self.now_ms, LIMITS, chance=self._chance, renewed=self._renewed
+            self.name,
+            self.store,
+            self.snapshots,
+            self.now_ms,
+            LIMITS,
+            chance=self._chance,
+            renewed=self._renewed,
+            note=lambda _: self._claimed(),
         )
+
+    def _claimed(self) -> None:
+        self.claim()
 
     def _chance(self) -> str:
         return f"{self._rng.getrandbits(32):08x}"

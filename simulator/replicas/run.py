@@ -159,6 +159,26 @@ def _collect(world: World, node: Node) -> None:
     world.did(f"collected {node.name}: {done.events} events, {done.tombstones} tombstones")
 
 
+def _give_up(world: World) -> None:
+    """Somebody tries to give up what a node misses: refused where a member said that it has it. What a member has got
+    since, it still tells, and all must be equal in the end."""
+    node = world.rng.choice(list(world.nodes.values()))
+    for origin, ranges in node.store.held(TABLE).items():
+        if not ranges.missing:
+            continue
+        try:
+            gone = node.replica.give_up(TABLE, origin, ranges.missing)
+        except EvermarkError:
+            world.met["refused"] += 1
+            continue
+        for member in node.store.members().values():
+            held = {} if member.said is None else member.said.held.get(TABLE, {})
+            has = gone - (gone - held.get(origin, NOTHING))
+            is_evicted = member.origin in node.store.evicted()
+            require(is_evicted or not has, f"{node.name} gave up {has} of {origin}, which {member.name} has")
+        world.did(f"given-up {node.name}: {gone} of {origin}")
+
+
 def _step(world: World) -> None:
     rng, nodes = world.rng, list(world.nodes.values())
     what = rng.random()
@@ -186,6 +206,8 @@ def _step(world: World) -> None:
         world.did(f"relinked {pair[0]}→{pair[1]}")
     elif what < 0.96 and len(nodes) < 5:
         world.add()
+    elif what < 0.965:
+        _give_up(world)
     elif what < 0.98:
         world.isolated = None if world.isolated else rng.choice(sorted(world.nodes))
         world.did(f"isolated {world.isolated}")

@@ -5,7 +5,8 @@ fails now and then. Beside it people talk in rooms on a block node, and two bots
 first time, hundreds of messages are sealed into blocks behind new snapshots. Then the replication slot is thrown away
 under it, and the first quarter of all orders is asked for once more by SQL. The demo passes only if what the receivers
 wrote down, after their own dedup, equals what was committed in the shop's database and what the bots were to hear, and
-the replay reached their handlers.
+the replay reached their handlers. In a third act three peers keep a table equal, one away for a while and another set
+back to a backup: every row that was written must be with each of them, under one digest.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 
 import psycopg
 import pyarrow.parquet as pq
 
-from evermark.app import demo_chat
+from evermark.app import demo_chat, demo_replicas
 from evermark.app.demo_chat import EVERMARK
 from evermark.app.demo_shop import ORDERS, Shop, ask_for_replay, replay_is_done, throw_slot_away
 from evermark.embedded.postgres import EmbeddedPostgres
@@ -151,7 +152,11 @@ class Demo:
             self._act(config, dsn, shop, chat)
             if shop.error is not None or chat.error is not None:
                 raise EvermarkError(f"the shop could not write, or nobody could talk: {shop.error or chat.error}")
-            return self._ledger(dsn, chat)
+            with psycopg.connect(dsn, autocommit=True) as conn:
+                conn.execute("create database harbour")
+            missing = demo_replicas.play(self.folder / "peers", server.dsn("harbour"), self._env, self._say)
+            ledger = self._ledger(dsn, chat)
+            return replace(ledger, lost=ledger.lost + missing)
 
     def _act(self, config: Path, dsn: str, shop: Shop, chat: demo_chat.Chat) -> None:
         """Produce all the while; kill the pipeline twice; let it drain; stop it properly."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import threading
 from dataclasses import asdict, replace
@@ -28,6 +29,7 @@ from evermark.errors import ConfigError, EvermarkError
 from evermark.observe.logging import set_up_logging
 from evermark.replicas.auth import new_key
 from evermark.replicas.node import ReplicaNode, ReplicaService, now_ms, open_store
+from evermark.replicas.ranges import Ranges, held_as_json
 from evermark.replicas.replica import Replica
 from evermark.replicas.settings import PeerSettings, ReplicaFolder, ReplicaSettings, resolved
 from evermark.replicas.snapshots import Snapshots
@@ -155,7 +157,8 @@ def list_(data: DataOption = _DATA, as_json: JsonOption = False) -> None:
         columns = list(table.columns)
         _warn_of_columns(replica, name)
         found = {"table": name, **asdict(store.counts(name)), "columns": columns, "missing": missing}
-        tables.append(found | {"holding": list(floors.holding)})
+        gaps = held_as_json({origin: ranges.missing for origin, ranges in held.items()})
+        tables.append(found | {"gaps": gaps, "holding": list(floors.holding)})
     members: list[dict[str, Any]] = []
     for name, member in sorted(store.members().items()):
         lag = None
@@ -300,11 +303,26 @@ def snapshot(
     show(rows, ("snapshot", "rows", "bytes", "chunks", "digest"), as_json=as_json, empty="no snapshots")
 
 
+def _lost(text: str) -> tuple[str, str, Ranges]:
+    found = re.fullmatch(r"([^:]+):([^:]+):([0-9]{1,18})-([0-9]{1,18})", text)
+    if not found or not 0 < int(found[3]) <= int(found[4]):
+        raise ConfigError(
+            f"--give-up {text[:120]!r} is not TABLE:ORIGIN:FROM-TO", hint="`evermark replica list --json` has the gaps"
+        )
+    return found[1], found[2], Ranges(((int(found[3]), int(found[4])),))
+
+
 @app.command()
 def gc(
     data: DataOption = _DATA,
     evict: Annotated[
         list[str] | None, typer.Option(metavar="PEER", help="Give up PEER: it must come back by a snapshot.")
+    ] = None,
+    give_up: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TABLE:ORIGIN:FROM-TO", help="Wait no more for events that nobody has, as after a restore."
+        ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -312,6 +330,10 @@ def gc(
     replica = ReplicaNode(ReplicaFolder(data)).claimed()
     if evict:
         replica.evict(evict)
+    for text in give_up or []:
+        table, origin, numbers = _lost(text)
+        found = replica.give_up(table, origin, numbers)
+        say(f"{table}: {sum(end - start + 1 for start, end in found)} events of {origin} are given up")
     rows = []
     for name, done in replica.collect().items():
         holding = list(replica.floors(name).holding)

@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import pyarrow as pa
+
 from evermark.replicas.digests import RowDigest, Span
-from evermark.replicas.event import Event, Image, Version
+from evermark.replicas.event import Event
 from evermark.replicas.members import Member, Said
 from evermark.replicas.paging import Stretch
 from evermark.replicas.ranges import Held, Ranges
 from evermark.replicas.values import Table
-
-
-@dataclass(frozen=True)
-class Row:
-    """A row with its version; without an image it is a tombstone."""
-
-    record_id: str
-    version: Version
-    image: Image | None
 
 
 @dataclass(frozen=True)
@@ -101,6 +94,18 @@ class ReplicaStore(Protocol):
         """Leave a token, and note the last number of each table with it."""
         ...
 
+    def token_kept(self) -> None:
+        """The node's folder knows the token that was left, and no other."""
+        ...
+
+    def is_noted(self) -> bool:
+        """Whether nothing was captured or taken since the token was left that the folder knows."""
+        ...
+
+    def noted(self, table: str) -> int:
+        """The last number that was noted with the present token; 0 before the token is kept."""
+        ...
+
     def renew(self, origin: str, *, is_noted: bool = True) -> None:
         """Go on under another origin, in a database that was restored. Events of the one before stay, and are another
         node's from now on, up to the number that was noted with the last token: those after it may have been made
@@ -173,6 +178,12 @@ class ReplicaStore(Protocol):
 
     def evicted(self) -> frozenset[str]: ...
 
+    def lost(self, table: str) -> Held:
+        """Numbers that were given up, because nobody holds them."""
+        ...
+
+    def give_up(self, table: str, origin: str, numbers: Ranges) -> None: ...
+
     def collect(self, table: str, floors: Mapping[str, int], clock: int, before_ms: int, batch: int) -> Collected:
         """Delete events up to the floors, the oldest first, that are older than `before_ms`; and tombstones of deleted
         events, up to the clock. In batches, each a transaction of its own."""
@@ -180,20 +191,12 @@ class ReplicaStore(Protocol):
 
     def counts(self, table: str) -> Counts: ...
 
-    def snapshot(self, table: str, rows_max: int) -> AbstractContextManager[tuple[Cut, Iterator[list[Row]]]]:
-        """All rows and tombstones as of one moment, by record id, in lists of at most `rows_max`."""
+    def snapshot(self, table: str, rows_max: int) -> AbstractContextManager[tuple[Cut, Iterator[pa.Table]]]:
+        """All rows and tombstones as of one moment (`columns`), in pieces of at most `rows_max`, in no order."""
         ...
 
-    def stage(self, table: str, snapshot: str, chunk: int, rows: Sequence[Row]) -> None:
-        """Set the rows of a snapshot's chunk aside. Another snapshot's are thrown away; the same again is fine."""
-        ...
-
-    def staged(self, table: str, snapshot: str) -> set[int]:
-        """The chunks of this snapshot that were set aside already."""
-        ...
-
-    def merge(self, table: str, snapshot: str, cut: Cut, now_ms: int) -> int:
-        """Take the staged snapshot in one transaction; how many rows changed.
+    def merge(self, table: str, cut: Cut, rows: Callable[[], Iterator[pa.Table]], now_ms: int) -> int:
+        """Take a peer's snapshot in one transaction; how many rows changed. Its rows may be asked for more than once.
 
         A row takes the snapshot's version when that beats its own. A row that the snapshot has not got, and whose
         version its maker had seen, was deleted there. All else stays; but versions of an origin that was given up

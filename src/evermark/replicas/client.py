@@ -26,6 +26,7 @@ from evermark.replicas.wire import (
 )
 
 _TIMEOUT_S = 60.0
+_TIMEOUTS_S = {"snapshot": 900.0, "digests": 600.0, "cuts": 600.0}  # the peer reads its whole table for these
 
 
 class HttpPeer:
@@ -123,6 +124,9 @@ class HttpPeer:
             kind = http.client.HTTPSConnection if self._secure else http.client.HTTPConnection
             self._connection = kind(self._host, self._port, timeout=_TIMEOUT_S)
         try:
+            if self._connection.sock is None:
+                self._connection.connect()
+            self._connection.sock.settimeout(_TIMEOUTS_S.get(path.rpartition("/")[2], _TIMEOUT_S))
             self._connection.request("POST", self._path + path, body, headers)
             response = self._connection.getresponse()
         except (ConnectionError, http.client.HTTPException):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping
@@ -86,9 +85,3 @@ def born_ms(origin: str) -> int:
 def new_origin(name: str, now_ms: int, chance: str) -> str:
     """`chance` has eight hex digits: two clones that take a new origin in one millisecond take two."""
     return f"{name}.{now_ms:012x}{chance}"
-
-
-def row_digest(record_id: str, version: Version | None, image: Image | None) -> bytes:
-    made_by = "" if version is None else f"{version.hlc},{version.origin},{version.seq}"
-    text = f"{len(record_id)}:{record_id}{made_by}{image_text(image)}"
-    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()

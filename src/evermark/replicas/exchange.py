@@ -17,6 +17,7 @@ from evermark.replicas.values import Table
 PROTOCOL = 1
 PROTOCOL_BY_TIME = 0  # of peers that know nothing of origins: they are asked by timestamp
 PAGE_EVENTS = 2000
+SNAPSHOT_FORMAT = 2  # 1 had a row's image as JSON
 MEMBERS_MAX = 1000
 
 
@@ -92,7 +93,7 @@ class Manifest:
 
     def as_json(self) -> dict[str, Any]:
         return {
-            "format": 1,
+            "format": SNAPSHOT_FORMAT,
             "snapshot_id": self.id,
             "table": self.table,
             "form": dict(self.form),
@@ -106,8 +107,11 @@ class Manifest:
     @classmethod
     def from_json(cls, value: Any) -> Manifest:
         try:
-            if int(value["format"]) != 1:
-                raise FormatError("a snapshot is of a newer format than this program knows", hint="upgrade evermark")
+            if int(value["format"]) != SNAPSHOT_FORMAT:
+                raise FormatError(
+                    f"a snapshot is of format {int(value['format'])}, this program knows {SNAPSHOT_FORMAT}",
+                    hint="let both nodes have the same version of evermark",
+                )
             chunks = tuple(Chunk(int(c["rows"]), int(c["size"]), str(c["digest"])) for c in value["chunks"])
             held, form = held_from(value["per_origin_seq_cut"]), dict(value["form"])
             return cls(

@@ -1,8 +1,9 @@
 """Whether a database is the one this node left: a copy or a backup must not go on under the same origin.
 
-Each start leaves a new token both in the database and in the node's own folder. A database that was restored, or is a
-copy which another node went on with, has an older token than the folder: it goes on under a new origin. The new token
-is noted in the folder before it is written to the database, so that a crash in between looks like what it is.
+Each start leaves a new token both in the database and in the node's own folder, and so does a node that is about to
+tell others of events it has made or taken since. A database that was restored, or is a copy which another node went on
+with, has an older token than the folder: it goes on under a new origin. The new token is noted in the folder before it
+is written to the database, so that a crash in between looks like what it is.
 """
 
 from __future__ import annotations
@@ -44,4 +45,5 @@ def claim(
     keep(Tokens(token, following, origin))
     store.set_token(following)
     keep(Tokens(following, "", origin))
+    store.token_kept()
     return is_other

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from evermark.errors import FormatError
+from evermark.errors import ConflictError, FormatError
 from evermark.replicas.event import ORIGIN, born_ms, member_of
 from evermark.replicas.ranges import NOTHING, Held, Ranges, held_as_json, held_from, union
 
@@ -111,10 +111,36 @@ class Floors:
     holding: tuple[str, ...] = ()
 
 
+def may_give_up(
+    table: str, me: str, origin: str, wanted: Ranges, mine: Held, members: Iterable[Member], evicted: frozenset[str]
+) -> Ranges:
+    """What of the `wanted` numbers nobody holds, so that collection need not wait. `ConflictError` where a member
+    may still bring it. `me` is the origin that this node writes under."""
+    if origin == me:
+        raise ConflictError(f"{table}: {origin} is this node's own origin", hint="its numbers have no gaps")
+    live = [member for member in members if member.origin is None or member.origin not in evicted]
+    for member in live:
+        evict = f"sync with {member.name} first; or give it up: evermark replica gc --evict {member.name}"
+        if member.said is None or table not in member.said.held:
+            raise ConflictError(f"{table}: {member.name} was never heard, and may have events of {origin}", hint=evict)
+        if member.origin == origin:
+            raise ConflictError(f"{table}: {member.name} writes under {origin}, and has its events", hint=evict)
+        if wanted - member.said.held[table].get(origin, NOTHING) != wanted:
+            raise ConflictError(f"{table}: {member.name} holds some of these events of {origin}", hint=evict)
+    return wanted - mine.get(origin, NOTHING)
+
+
 def floors(
-    table: str, me: str, mine: Held, my_clock: int, members: Iterable[Member], evicted: frozenset[str]
+    table: str,
+    me: str,
+    mine: Held,
+    my_clock: int,
+    members: Iterable[Member],
+    evicted: frozenset[str],
+    lost: Held | None = None,
 ) -> Floors:
-    """How far this node may collect. `evicted` are the origins that it knows as evicted."""
+    """How far this node may collect. `evicted` are the origins that it knows as evicted, `lost` are numbers that nobody
+    holds (`may_give_up`)."""
     every = list(members)
     live = [member for member in every if member.origin is None or member.origin not in evicted]
     gone = {member.said.origin for member in every if member.said is not None and member not in live}
@@ -126,10 +152,11 @@ def floors(
             holding.append(member.name)  # it may still take events from one that we have given up
     if holding:
         return Floors({}, 0, tuple(sorted(set(holding))))
-    said = [member.said.held[table] for member in live if member.said is not None]
+    every_held = [mine, *(member.said.held[table] for member in live if member.said is not None)]
+    without = lost or {}
     by_origin = {
-        origin: min([ranges.contiguous, *(held.get(origin, NOTHING).contiguous for held in said)])
-        for origin, ranges in mine.items()
+        origin: min((held.get(origin, NOTHING) | without.get(origin, NOTHING)).contiguous for held in every_held)
+        for origin in mine
     }
     clock = min([my_clock, *(member.settled.get(table, 0) for member in live)])
     return Floors(by_origin, clock)

@@ -60,6 +60,7 @@ class ReplicaNode:
             now_ms,
             self.settings.limits(),
             renewed=self._renewed,
+            note=self.claim,
         )
 
     def claimed(self) -> Replica:

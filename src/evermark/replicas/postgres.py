@@ -18,14 +18,18 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
+import pyarrow as pa
+import pyarrow.compute as pc
 from psycopg import errors as pg
+from pyarrow import csv
 
 from evermark.errors import BusyError, EvermarkError, NotFoundError, SetupError, UnreachableError
 from evermark.replicas import clock
-from evermark.replicas.event import Event, Image
+from evermark.replicas.columns import live_rows, value_name
+from evermark.replicas.event import Event
 from evermark.replicas.sql_base import FORMAT
 from evermark.replicas.sql_store import SqlStore
-from evermark.replicas.values import Kind, Table
+from evermark.replicas.values import OURS, Kind, Table
 
 _CONNECT_S = 10
 _LOCK_WAIT = "300ms"
@@ -38,9 +42,7 @@ create table if not exists "{t}_Events" (
 create table if not exists "{t}_Versions" (
   record_id text collate "C" primary key, hlc bigint not null, origin_node_id text collate "C" not null,
   origin_seq bigint not null, is_deleted boolean not null);
-create table if not exists "{t}_Staged" (
-  chunk integer not null, record_id text collate "C" primary key, hlc bigint not null,
-  origin_node_id text collate "C" not null, origin_seq bigint not null, data text);
+drop table if exists "{t}_Staged"; -- of older programs
 """
 _INDEXES = """
 create unique index if not exists "{t}_Events_origin" on "{t}_Events" (origin_node_id, origin_seq);
@@ -77,6 +79,7 @@ class PostgresStore(SqlStore):
                 ("extra_float_digits", "1"),
                 ("bytea_output", "hex"),
                 ("synchronous_commit", "on"),
+                ("client_encoding", "UTF8"),
             ):
                 self.connection.execute("select set_config(%s, %s, false)", [setting, value])
             # Functions that run as their owner must not find tables that others put in their way.
@@ -352,12 +355,57 @@ when (current_setting('evermark.applying', true) is distinct from '1') execute f
         where = " and ".join(f'"{column}" = ?::text::{self._type(table, column)}' for column in table.key)
         self._many(f'delete from "{table.name}" where {where}', [table.key_texts(record) for record in records])
 
-    def _images(self, table: Table, records: Sequence[str]) -> dict[str, Image]:
-        columns = ", ".join(_text_sql(kind, "b", column) for column, kind in table.columns.items())
-        rows = self._all(
-            f'select {columns} from "{table.name}" b join {self._keys_sql(table)}', self._keys(table, records)
+    def _live(self, table: Table, rows_max: int) -> Iterator[pa.Table]:
+        # Not by COPY: psycopg asks for each of its rows by a generator, which costs more than the row.
+        sql = (
+            f'select {self._live_columns(table)} from "{table.name}" b join "{table.name}_Versions" v '
+            f"on v.record_id = {self._record_sql(table, 'b')} where not v.is_deleted"
         )
-        return table.by_record(rows)
+        try:
+            with self.connection.cursor("replication_live", binary=True) as cursor:
+                cursor.execute(_marked(sql))
+                while rows := cursor.fetchmany(rows_max):
+                    yield live_rows(table, rows, OURS)
+        except psycopg.Error as error:
+            raise _failure(error) from error
+
+    def _live_of(self, table: Table, records: Sequence[str]) -> pa.Table:
+        rows = self._all(
+            f'select {self._live_columns(table)} from "{table.name}" b join {self._keys_sql(table)} '
+            f'join "{table.name}_Versions" v on v.record_id = {self._record_sql(table, "b")}',
+            self._keys(table, records),
+        )
+        return live_rows(table, rows, OURS)
+
+    def _live_columns(self, table: Table) -> str:
+        columns = [_read_sql(kind, column) for column, kind in table.columns.items()]
+        return ", ".join(["v.hlc", "v.origin_node_id", "v.origin_seq", *columns])
+
+    def _insert_rows(self, table: Table, rows: pa.Table) -> None:
+        self._copy_in(f'"{table.name}" ({_names(table)})', _values_of(table, rows))
+
+    def _upsert_rows(self, table: Table, rows: pa.Table) -> None:
+        names = _names(table)
+        self._run(f'create temporary table replication_rows as select {names} from "{table.name}" with no data')
+        self._copy_in(f"replication_rows ({names})", _values_of(table, rows))
+        self._run(
+            f'insert into "{table.name}" ({names}) overriding system value select {names} from replication_rows '
+            f"{self._conflict_sql(table)}"
+        )
+        self._run("drop table replication_rows")
+
+    def _insert_columns(self, name: str, columns: pa.Table) -> None:
+        names = ", ".join(f'"{column}"' for column in columns.column_names)
+        self._copy_in(f'"{name}" ({names})', columns)
+
+    def _copy_in(self, into: str, columns: pa.Table) -> None:
+        out = pa.BufferOutputStream()
+        csv.write_csv(columns, out, csv.WriteOptions(include_header=False, quoting_style="all_valid"))
+        try:
+            with self.connection.cursor() as cursor, cursor.copy(f"copy {into} from stdin (format csv)") as copy:
+                copy.write(out.getvalue().to_pybytes())
+        except psycopg.Error as error:
+            raise _failure(error) from error
 
     def _is_replaceable(self, table: Table) -> bool:
         rows = self._all(
@@ -371,14 +419,18 @@ when (current_setting('evermark.applying', true) is distinct from '1') execute f
         columns = self._table(table).columns
         return [row[0] for row in self._column_rows(table) if not row[3] and row[0] not in columns]
 
-    def _upsert_staged(self, table: Table) -> None:
-        names = ", ".join(f'"{column}"' for column in table.columns)
-        texts = {column: "(data::jsonb ->> '" + column.replace("'", "''") + "')" for column in table.columns}
-        values = ", ".join(self._value_sql(table, column, text) for column, text in texts.items())
-        self._run(
-            f'insert into "{table.name}" ({names}) overriding system value select {values} from replication_winners '
-            f"where data is not null {self._conflict_sql(table)}"
-        )
+
+def _names(table: Table) -> str:
+    return ", ".join(f'"{column}"' for column in table.columns)
+
+
+def _values_of(table: Table, rows: pa.Table) -> pa.Table:
+    found = rows.select([value_name(column) for column in table.columns])
+    for at, kind in enumerate(table.columns.values()):
+        if kind is Kind.BYTES:
+            written = pc.binary_join_element_wise("\\x", found.column(at), "")
+            found = found.set_column(at, found.schema.field(at), written)
+    return found
 
 
 def _marked(sql: str) -> str:
@@ -388,6 +440,11 @@ def _marked(sql: str) -> str:
 def _text_sql(kind: Kind, row: str, column: str) -> str:
     value = f'{row}."{column}"'
     return f"encode({value}, 'hex')" if kind is Kind.BYTES else f"{value}::text"
+
+
+def _read_sql(kind: Kind, column: str) -> str:
+    """As `_text_sql`, but for numbers, which are no texts in columns (`columns`)."""
+    return f'b."{column}"' if kind in (Kind.INTEGER, Kind.REAL) else _text_sql(kind, "b", column)
 
 
 def _failure(error: psycopg.Error) -> EvermarkError:

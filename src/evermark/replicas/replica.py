@@ -27,7 +27,7 @@ from evermark.replicas.exchange import PAGE_EVENTS, PROTOCOL, Evicted, Hello, Ma
 from evermark.replicas.members import Floors, Member, Said
 from evermark.replicas.paging import SnapshotRequired, Stretch, coverage, stretches, wanted
 from evermark.replicas.ranges import NOTHING, Held, Ranges, union
-from evermark.replicas.snapshots import Snapshots, decoded, verified
+from evermark.replicas.snapshots import Snapshots, verified
 from evermark.replicas.values import Table
 
 _T = TypeVar("_T")
@@ -92,12 +92,13 @@ class Replica:
         chance: Callable[[], str] = lambda: secrets.token_hex(4),
         renewed: Callable[[str], None] = lambda origin: None,
         sleep: Callable[[float], None] = time.sleep,
+        note: Callable[[Replica], None] | None = None,
     ) -> None:
-        """`renewed` is told of an origin before the node goes on under it."""
+        """`renewed` is told of an origin before the node goes on under it. `note` leaves a new token."""
         self.name, self.store, self.limits = name, store, limits or Limits()
         self._snapshots, self._now_ms, self._protocol = snapshots, now_ms, protocol
         self._chance, self._renewed = chance, renewed
-        self._sleep = sleep
+        self._sleep, self._note = sleep, note or _left
         self._since: dict[tuple[str, str], tuple[int, str]] = {}
         self._pushed: dict[tuple[str, str], Held] = {}  # what a peer holds of a table since it last said so
 
@@ -113,6 +114,8 @@ class Replica:
     # Answers.
 
     def hello(self) -> Hello:
+        if not self.store.is_noted():
+            self._note(self)  # others collect what this node says it holds: a backup that holds less is found out
         said = self.store.said()
         known = {name: each.said for name, each in self.store.members().items() if each.said is not None}
         return Hello(self.name, self._protocol, self._now_ms(), self.store.tables(), said, known)
@@ -127,11 +130,15 @@ class Replica:
         mine = self.store.held(table)
         found = wanted(table, mine, self.store.floors(table), held)
         page, events = self._page(table, found, limit)
+        self._note_told(table, coverage(found, page, {}).covered)
         return Page(events, coverage(found, page, mine))
 
     def answer_pull_since(self, table: str, timestamp: int, event_id: str, limit: int) -> Sequence[Event]:
         self._check_open(table)
-        return self.store.read_since(table, timestamp, event_id, min(limit, self.limits.page))
+        events = self.store.read_since(table, timestamp, event_id, min(limit, self.limits.page))
+        own = self.store.identity()[0]
+        self._note_told(table, {own: Ranges.of(e.version.seq for e in events if e.version.origin == own)})
+        return events
 
     def answer_push(self, peer: str, table: str, origin: str, events: Sequence[Event]) -> Held:
         self._check_asker(peer, table, origin)
@@ -146,7 +153,9 @@ class Replica:
             is_usable = all(newest.held.get(o, NOTHING).contiguous >= floor for o, floor in floors.items())
             if is_usable and newest.form == self.store.tables()[table].as_json():
                 return newest
-        return self._snapshots.make(self.store, table, self._now_ms())
+        made = self._snapshots.make(self.store, table, self._now_ms())
+        self._note_told(table, made.held)
+        return made
 
     def answer_chunk(self, snapshot: str, number: int) -> bytes:
         return self._snapshots.chunk(snapshot, number)
@@ -192,6 +201,16 @@ class Replica:
                     events.append(event)
                     page.append(Stretch(stretch.origin, event.version.seq, event.version.seq))
         return page, events
+
+    def _note_told(self, table: str, told: Held) -> None:
+        """Before others hear of a number of this node's own, a token is left with it. So a backup from before has an
+        older token than the folder, however soon it is put back, and goes on under another origin."""
+        own = self.store.identity()[0]
+        highest = told.get(own, NOTHING).highest
+        if highest > self.store.noted(table):
+            self._note(self)
+            if self.store.identity()[0] != own or highest > self.store.noted(table):
+                raise BusyError(f"{self.name} goes on under another origin", hint="meet it again")
 
     def _read(self, table: str, stretch: Stretch) -> list[Event]:
         try:
@@ -378,9 +397,10 @@ class Replica:
             if not page:
                 self._pushed[peer.name, table] = theirs
                 return
+            sent = coverage(found, page, {}).covered
+            self._note_told(table, sent)
             after = peer.push(table, self.store.identity()[0], events)
             done.pushed += len(events)
-            sent = coverage(found, page, {}).covered
             theirs = union(union(theirs, after), sent)
 
     def _ingest(self, table: str, events: Sequence[Event]) -> Ingested:
@@ -406,18 +426,16 @@ class Replica:
         raise AssertionError("unreachable")
 
     def _bootstrap(self, peer: Peer, table: str, done: Synced) -> None:
-        """Take a snapshot of a peer, chunk by chunk, then merge it at once. Chunks that were staged are kept."""
+        """Take a snapshot of a peer, chunk by chunk, then merge it at once. Chunks of an earlier try are kept."""
         spec = self.store.tables()[table]
-        manifest = verified(peer.snapshot(table), spec)
-        staged = self.store.staged(table, manifest.id)
-        if not manifest.chunks:
-            self.store.stage(table, manifest.id, 0, [])
-        for number in range(len(manifest.chunks)):
-            if number not in staged:
-                rows = decoded(spec, manifest, number, peer.chunk(manifest.id, number))
-                self.store.stage(table, manifest.id, number, rows)
+        manifest, kept = verified(peer.snapshot(table), spec), self._snapshots
+        for number in kept.missing(peer.name, manifest):
+            kept.take(peer.name, manifest, number, peer.chunk(manifest.id, number))
         cut = Cut(manifest.held, manifest.clock)
-        self._patiently(lambda: self.store.merge(table, manifest.id, cut, self._now_ms()))
+        self._patiently(
+            lambda: self.store.merge(table, cut, lambda: kept.taken(peer.name, manifest, spec), self._now_ms())
+        )
+        kept.done_with(peer.name, manifest)
         done.snapshots += 1
 
     # Upkeep.
@@ -452,12 +470,28 @@ class Replica:
         self.store.save_members(known, self.store.evicted() | new)
         return new
 
+    def give_up(self, table: str, origin: str, numbers: Ranges) -> Ranges:
+        """Wait no more for numbers that nobody holds, as after a restore; what was given up. `ConflictError` where a
+        member may still have them."""
+        self.table(table)
+        own, members = self.store.identity()[0], self.store.members().values()
+        mine, evicted = self.store.held(table), self.store.evicted()
+        found = membership.may_give_up(table, own, origin, numbers, mine, members, evicted)
+        self.store.give_up(table, origin, found)
+        return found
+
     def floors(self, table: str) -> Floors:
         said = self.store.said()
         known = self.store.members()
         known = {name: membership.settled(member, said.held) for name, member in known.items()}
         return membership.floors(
-            table, self.name, said.held[table], said.clocks[table], known.values(), self.store.evicted()
+            table,
+            self.name,
+            said.held[table],
+            said.clocks[table],
+            known.values(),
+            self.store.evicted(),
+            self.store.lost(table),
         )
 
     def collect(self) -> dict[str, Collected]:
@@ -476,6 +510,12 @@ class Replica:
     def diff(self, peer: Peer, table: str, limit: int = 1000) -> tuple[list[Difference], bool]:
         self.table(table)
         return differing(_Here(self, table), _There(peer, table), limit)
+
+
+def _left(replica: Replica) -> None:
+    """For a node without a folder: its numbers are noted with the token that it has."""
+    replica.store.set_token(replica.store.identity()[1])
+    replica.store.token_kept()
 
 
 def _raise(failed: Mapping[str, EvermarkError]) -> None:

@@ -1,14 +1,20 @@
-"""Snapshots of a table: Parquet files of one moment, with a digest each and one of the whole."""
+"""Snapshots of a table: Parquet files of one moment, with a digest each and one of the whole.
+
+Those that a node takes from a peer are set aside as files as well, until all are there: what is interrupted goes on
+with the chunks that are missing.
+"""
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import io
 import json
 import os
 import shutil
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,34 +22,41 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from evermark.disk import sync_folder, write_whole
-from evermark.errors import FormatError, NotFoundError
-from evermark.replicas.base import ReplicaStore, Row
-from evermark.replicas.event import Version, image_text
+from evermark.errors import BusyError, ConflictError, FormatError, NotFoundError
+from evermark.replicas.base import ReplicaStore
+from evermark.replicas.columns import checked, schema_of
 from evermark.replicas.exchange import Chunk, Manifest
 from evermark.replicas.values import Table
 
 CHUNK_ROWS = 50_000
 CHUNK_BYTES_MAX = 512 * 1024 * 1024
 _MANIFEST = "manifest.json"
-_SCHEMA = pa.schema(
-    [
-        ("record_id", pa.string()),
-        ("hlc", pa.int64()),
-        ("origin_node_id", pa.string()),
-        ("origin_seq", pa.int64()),
-        ("data", pa.string()),  # the image as JSON; null for a tombstone
-    ]
-)
 
 
 class Snapshots:
-    """The snapshots that a node has made, in a folder. The newest of a table is kept, and the one before it."""
+    """The snapshots that a node has made, in a folder, and what it takes of others'. The newest of a table is kept, and
+    the one before it."""
 
     def __init__(self, folder: Path, chunk_rows: int = CHUNK_ROWS) -> None:
         self._folder, self._chunk_rows = folder, chunk_rows
 
     def make(self, store: ReplicaStore, table: str, now_ms: int) -> Manifest:
-        """One consistent cut, under writes; bounded memory."""
+        """One consistent cut, under writes; bounded memory. `BusyError` while another is being made of the table."""
+        with self._making(table):
+            return self._made(store, table, now_ms)
+
+    @contextmanager
+    def _making(self, table: str) -> Iterator[None]:
+        """A peer that waited in vain for a large snapshot asks again: that must not begin another one beside it."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        with open(self._folder / f".making.{table}", "a") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise BusyError(f"a snapshot of {table} is being made", hint="ask again in a while") from None
+            yield
+
+    def _made(self, store: ReplicaStore, table: str, now_ms: int) -> Manifest:
         name = f"{table}-{now_ms:013d}-{uuid.uuid4().hex[:8]}"
         draft = self._folder / f".{name}"
         draft.mkdir(parents=True)
@@ -52,11 +65,8 @@ class Snapshots:
             with store.snapshot(table, self._chunk_rows) as (cut, lists):
                 for rows in lists:
                     data = encoded(rows)
-                    with open(draft / f"{len(chunks):06d}.parquet", "wb") as file:
-                        file.write(data)
-                        file.flush()
-                        os.fsync(file.fileno())
-                    chunks.append(Chunk(len(rows), len(data), hashlib.sha256(data).hexdigest()))
+                    _write(draft / _file(len(chunks)), data)
+                    chunks.append(Chunk(rows.num_rows, len(data), hashlib.sha256(data).hexdigest()))
             form = store.tables()[table].as_json()
             manifest = Manifest(name, table, form, cut.held, cut.clock, now_ms, tuple(chunks))
             manifest = replace(manifest, digest=whole_digest(manifest))
@@ -79,47 +89,88 @@ class Snapshots:
         return [Manifest.from_json(json.loads((path / _MANIFEST).read_text())) for path in found]
 
     def chunk(self, snapshot: str, number: int) -> bytes:
-        path = self._folder / snapshot / f"{number:06d}.parquet"
+        path = self._folder / snapshot / _file(number)
         if path.parent.parent != self._folder or snapshot.startswith(".") or not path.is_file():
             raise NotFoundError(f"there is no chunk {number} of {snapshot[:120]!r}", hint="ask for a new snapshot")
         return path.read_bytes()
+
+    def missing(self, peer: str, manifest: Manifest) -> Sequence[int]:
+        """The chunks of a peer's snapshot that are still to be taken. What was taken of another one is thrown away."""
+        folder = self._taken(peer, manifest)
+        for old in self._folder.glob(f".taken.{peer}.{manifest.table}.*"):
+            if old != folder:
+                shutil.rmtree(old, ignore_errors=True)
+        folder.mkdir(parents=True, exist_ok=True)
+        return [number for number in range(len(manifest.chunks)) if not (folder / _file(number)).exists()]
+
+    def take(self, peer: str, manifest: Manifest, number: int, data: bytes) -> None:
+        """Set a chunk aside, durably; refused if it is not what the manifest says."""
+        _undamaged(manifest, number, data)
+        folder = self._taken(peer, manifest)
+        draft = folder / f".{_file(number)}"
+        _write(draft, data)
+        draft.rename(folder / _file(number))
+        sync_folder(folder)
+
+    def taken(self, peer: str, manifest: Manifest, table: Table) -> Iterator[pa.Table]:
+        """The rows of a snapshot of which no chunk is missing."""
+        folder = self._taken(peer, manifest)
+        for number in range(len(manifest.chunks)):
+            try:
+                data = (folder / _file(number)).read_bytes()
+            except FileNotFoundError:
+                raise ConflictError(
+                    f"{table.name}: chunk {number} of the snapshot {manifest.id} was thrown away meanwhile",
+                    hint="another process of this node syncs with the same peer: it is tried again",
+                ) from None
+            yield decoded(table, manifest, number, data)
+
+    def done_with(self, peer: str, manifest: Manifest) -> None:
+        shutil.rmtree(self._taken(peer, manifest), ignore_errors=True)
+
+    def _taken(self, peer: str, manifest: Manifest) -> Path:
+        # By its digest, which was checked: what a peer calls its snapshot is no name for a folder.
+        return self._folder / f".taken.{peer}.{manifest.table}.{manifest.digest}"
 
     def _of(self, table: str) -> Sequence[Path]:
         found = [manifest.id for manifest in self.list() if manifest.table == table]
         return [self._folder / name for name in sorted(found)]
 
 
-def encoded(rows: Sequence[Row]) -> bytes:
-    columns = [
-        [row.record_id for row in rows],
-        [row.version.hlc for row in rows],
-        [row.version.origin for row in rows],
-        [row.version.seq for row in rows],
-        [image_text(row.image) for row in rows],
-    ]
-    made = pa.table([pa.array(column, field.type) for column, field in zip(columns, _SCHEMA, strict=True)], _SCHEMA)
+def _file(number: int) -> str:
+    return f"{number:06d}.parquet"
+
+
+def _write(path: Path, data: bytes) -> None:
+    with open(path, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def encoded(rows: pa.Table) -> bytes:
     out = io.BytesIO()
-    pq.write_table(made, out, compression="zstd")
+    pq.write_table(rows, out, compression="zstd", compression_level=1)
     return out.getvalue()
 
 
-def decoded(table: Table, manifest: Manifest, number: int, data: bytes) -> list[Row]:
+def decoded(table: Table, manifest: Manifest, number: int, data: bytes) -> pa.Table:
     """The rows of a chunk that a peer sent; refused unless it is what the manifest says, and fits the table."""
-    wanted = manifest.chunks[number]
-    if len(data) != wanted.size or hashlib.sha256(data).hexdigest() != wanted.digest:
-        raise FormatError(f"chunk {number} of the snapshot {manifest.id} is damaged", hint="it is asked for again")
+    wanted = _undamaged(manifest, number, data)
     try:
-        found = pq.read_table(pa.BufferReader(data)).select(_SCHEMA.names).cast(_SCHEMA)
+        found = pq.read_table(pa.BufferReader(data)).select(schema_of(table).names).cast(schema_of(table))
     except (pa.ArrowException, KeyError) as error:
         raise FormatError(f"chunk {number} of {manifest.id} cannot be read: {error}", hint="see the peer") from None
     if found.num_rows != wanted.rows:
         raise FormatError(f"chunk {number} of {manifest.id} has {found.num_rows} rows", hint="make a new snapshot")
-    rows = []
-    for record, hlc, origin, seq, data_text in zip(*(column.to_pylist() for column in found.columns), strict=True):
-        table.checked_record(record)
-        image = None if data_text is None else table.checked(json.loads(data_text), record)
-        rows.append(Row(record, Version(hlc, origin, seq), image))
-    return rows
+    return checked(table, found, "the peer is damaged")
+
+
+def _undamaged(manifest: Manifest, number: int, data: bytes) -> Chunk:
+    wanted = manifest.chunks[number]
+    if len(data) != wanted.size or hashlib.sha256(data).hexdigest() != wanted.digest:
+        raise FormatError(f"chunk {number} of the snapshot {manifest.id} is damaged", hint="it is asked for again")
+    return wanted
 
 
 def whole_digest(manifest: Manifest) -> str:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
+import pyarrow as pa
+
 from evermark.errors import FormatError, NotFoundError, SetupError
-from evermark.replicas.event import Event, Image, Version, image_text
+from evermark.replicas.event import Event, Version, image_text
 from evermark.replicas.ranges import (
     NOTHING,
     RANGES_MAX,
@@ -67,12 +69,23 @@ class SqlBase(ABC):
     def _delete(self, table: Table, records: Sequence[str]) -> None: ...
 
     @abstractmethod
-    def _images(self, table: Table, records: Sequence[str]) -> dict[str, Image]:
-        """The rows that are there, by record."""
+    def _live(self, table: Table, rows_max: int) -> Iterator[pa.Table]:
+        """All rows with their versions, as of the transaction that is open, in pieces."""
 
     @abstractmethod
-    def _upsert_staged(self, table: Table) -> None:
-        """Write the rows of `replication_winners` with an image into the table."""
+    def _live_of(self, table: Table, records: Sequence[str]) -> pa.Table:
+        """The rows that are there of these records, with their versions."""
+
+    @abstractmethod
+    def _insert_rows(self, table: Table, rows: pa.Table) -> None:
+        """Write rows that are not there yet."""
+
+    @abstractmethod
+    def _upsert_rows(self, table: Table, rows: pa.Table) -> None: ...
+
+    @abstractmethod
+    def _insert_columns(self, name: str, columns: pa.Table) -> None:
+        """Write new rows into a table of ours, whose columns are called like these."""
 
     @abstractmethod
     def _is_replaceable(self, table: Table) -> bool:

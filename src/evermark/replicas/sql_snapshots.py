@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from evermark.errors import ConflictError
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from evermark.replicas import clock
-from evermark.replicas.base import Cut, Row
+from evermark.replicas.base import Cut
+from evermark.replicas.columns import VERSION_FIELDS, images_of, row_digests, tombstones
 from evermark.replicas.digests import RowDigest, Span
-from evermark.replicas.event import Event, Operation, Version, image_text, row_digest
+from evermark.replicas.event import Event, Image, Operation, Version
 from evermark.replicas.ranges import (
     NOTHING,
     Held,
@@ -19,76 +23,52 @@ from evermark.replicas.ranges import (
 from evermark.replicas.sql_base import SqlBase
 from evermark.replicas.values import Table
 
-_READ_ROWS = 2000
+_READ_ROWS = 5000
+_PIECE_BYTES = 64 * 1024 * 1024
+_VERSION = [field.name for field in VERSION_FIELDS]
+_TAKEN = (
+    "record_id text primary key, hlc bigint not null, origin_node_id text not null, origin_seq bigint not null, "
+    'is_deleted boolean not null, piece integer not null, "row" integer not null'
+)
 
 
 class SqlSnapshots(SqlBase):
     @contextmanager
-    def snapshot(self, table: str, rows_max: int) -> Iterator[tuple[Cut, Iterator[list[Row]]]]:
+    def snapshot(self, table: str, rows_max: int) -> Iterator[tuple[Cut, Iterator[pa.Table]]]:
         spec = self._table(table)
         with self._reading():
             cut = Cut(self.held(table), int(self._meta(self._clock_key(table), "0")))
-            yield cut, self._rows(spec, (None, None), rows_max, tombstones=True)
+            pieces = itertools.chain(self._live(spec, min(rows_max, _READ_ROWS)), self._tombstones(spec, rows_max))
+            yield cut, _together(pieces, rows_max)
 
-    def _rows(self, spec: Table, span: Span, rows_max: int, *, tombstones: bool) -> Iterator[list[Row]]:
-        """Rows of a span by record id; a row whose version is here and whose image is not is left out."""
-        start, end = span
-        after, sign = (start, ">=") if start is not None else ("", ">=")
-        upper = "" if end is None else " and record_id < ?"
-        only = "" if tombstones else " and not is_deleted"
+    def _tombstones(self, spec: Table, rows_max: int) -> Iterator[pa.Table]:
+        after, sign = "", ">="
         while True:
-            params = [after, *([] if end is None else [end]), rows_max]
             found = self._all(
-                f'select record_id, hlc, origin_node_id, origin_seq, is_deleted from "{spec.name}_Versions" '
-                f"where record_id {sign} ?{upper}{only} order by record_id limit ?",
-                params,
+                f'select record_id, hlc, origin_node_id, origin_seq from "{spec.name}_Versions" '
+                f"where is_deleted and record_id {sign} ? order by record_id limit ?",
+                [after, rows_max],
             )
             if not found:
                 return
-            images = self._images(spec, [row[0] for row in found if not row[4]])
-            yield [
-                Row(record, Version(int(hlc), origin, int(seq)), images.get(record))
-                for record, hlc, origin, seq, deleted in found
-                if deleted or record in images
-            ]
+            yield tombstones(spec, found)
             after, sign = found[-1][0], ">"
 
-    def stage(self, table: str, snapshot: str, chunk: int, rows: Sequence[Row]) -> None:
-        self._table(table)
-        with self._writing():
-            if self._meta(f"staged::{table}", "") != snapshot:
-                self._run(f'delete from "{table}_Staged"')
-                self._set_meta(f"staged::{table}", snapshot)
-            self._run(f'delete from "{table}_Staged" where chunk = ?', [chunk])
-            self._many(
-                f'insert into "{table}_Staged" (chunk, record_id, hlc, origin_node_id, origin_seq, data) '
-                "values (?, ?, ?, ?, ?, ?)",
-                [
-                    (chunk, row.record_id, row.version.hlc, row.version.origin, row.version.seq, image_text(row.image))
-                    for row in rows
-                ],
-            )
+    def _images(self, spec: Table, records: Sequence[str]) -> dict[str, Image]:
+        """The rows that are there, by record."""
+        return images_of(spec, self._live_of(spec, records))
 
-    def staged(self, table: str, snapshot: str) -> set[int]:
-        self._table(table)
-        if self._meta(f"staged::{table}", "") != snapshot:
-            return set()
-        return {int(chunk) for (chunk,) in self._all(f'select distinct chunk from "{table}_Staged"')}
-
-    def merge(self, table: str, snapshot: str, cut: Cut, now_ms: int) -> int:
+    def merge(self, table: str, cut: Cut, rows: Callable[[], Iterator[pa.Table]], now_ms: int) -> int:
         spec = self._table(table)
         with self._writing():
             self._lock_table(table)
             self._lock_numbers(table)
-            if self._meta(f"staged::{table}", "") != snapshot:
-                raise ConflictError(f"{table}: another snapshot was staged meanwhile", hint="begin again")
             given_up = self._given_up(table)
             held = {origin: ranges for origin, ranges in self.held(table).items() if origin not in given_up}
             self._note_cut(cut.held)
             unseen = self._unseen(table, given_up)
-            changed = self._merge_rows(spec)
-            self._run(f'delete from "{table}_Staged"')
-            self._set_meta(f"staged::{table}", "")
+            is_empty = not any(self._all(f'select 1 from "{table}{kind}" limit 1') for kind in ("", "_Versions"))
+            changed = self._load(spec, rows) if is_empty else self._merge_rows(spec, rows)
             self._raise_clock(table, cut.clock)
             self._rebase(spec, unseen, given_up, cut.held, now_ms)
             new = {
@@ -98,49 +78,73 @@ class SqlSnapshots(SqlBase):
             self._raise_floors(table, {origin: ranges.highest for origin, ranges in new.items()})
         return changed
 
+    def _load(self, spec: Table, rows: Callable[[], Iterator[pa.Table]]) -> int:
+        """There is nothing yet that a row of the snapshot could lose against."""
+        changed = 0
+        for piece in rows():
+            self._insert_rows(spec, piece.filter(pc.invert(piece["is_deleted"])))
+            self._insert_columns(f"{spec.name}_Versions", piece.select(_VERSION))
+            changed += piece.num_rows
+        return changed
+
     def _note_cut(self, held: Held) -> None:
         self._run("delete from replication_cut")
         rows = [(origin, start, end) for origin, ranges in held.items() for start, end in ranges]
         self._many("insert into replication_cut (origin_node_id, first_seq, last_seq) values (?, ?, ?)", rows)
 
-    def _merge_rows(self, spec: Table) -> int:
+    def _merge_rows(self, spec: Table, rows: Callable[[], Iterator[pa.Table]]) -> int:
         name, quoted = spec.name, f'"{spec.name}"'
         seen = (
             "exists (select 1 from replication_cut c where c.origin_node_id = v.origin_node_id "
             "and v.origin_seq between c.first_seq and c.last_seq)"
         )
-        self._run("drop table if exists replication_winners")
+        for each in ("replication_taken", "replication_winners", "replication_vanished"):
+            self._run(f"drop table if exists {each}")
+        self._run(f"create temporary table replication_taken ({_TAKEN})")
+        for at, piece in enumerate(rows()):
+            where = {"piece": pa.repeat(pa.scalar(at), piece.num_rows), "row": pa.array(range(piece.num_rows))}
+            taken = piece.select(_VERSION)
+            for column, values in where.items():
+                taken = taken.append_column(column, values)
+            self._insert_columns("replication_taken", taken)
         self._run(
-            f'create temporary table replication_winners as select s.* from "{name}_Staged" s '
+            "create temporary table replication_winners as select s.* from replication_taken s "
             f'left join "{name}_Versions" v on v.record_id = s.record_id where v.record_id is null '
             "or (s.hlc, s.origin_node_id, s.origin_seq) > (v.hlc, v.origin_node_id, v.origin_seq)"
         )
-        self._run("drop table if exists replication_vanished")
         self._run(
             f'create temporary table replication_vanished as select v.record_id from "{name}_Versions" v '
             f"where not v.is_deleted and {seen} and not exists "
-            f'(select 1 from "{name}_Staged" s where s.record_id = v.record_id)'
+            "(select 1 from replication_taken s where s.record_id = v.record_id)"
         )
-        gone = "select record_id from replication_winners where data is null union select record_id from "
+        gone = "select record_id from replication_winners where is_deleted union select record_id from "
         self._run(f'delete from "{name}" where {self._record_sql(spec, quoted)} in ({gone} replication_vanished)')
         vanished = self._run(
             f'delete from "{name}_Versions" where record_id in (select record_id from replication_vanished)'
         )
-        live = "select record_id from replication_winners where data is not null"
+        live = "select record_id from replication_winners where not is_deleted"
         self._writing_rows(
             spec,
-            lambda: self._upsert_staged(spec),
+            lambda: self._upsert_winners(spec, rows),
             lambda: self._run(f'delete from "{name}" where {self._record_sql(spec, quoted)} in ({live})'),
         )
         won = self._run(
             f'insert into "{name}_Versions" (record_id, hlc, origin_node_id, origin_seq, is_deleted) '
-            "select record_id, hlc, origin_node_id, origin_seq, data is null from replication_winners where true "
+            "select record_id, hlc, origin_node_id, origin_seq, is_deleted from replication_winners where true "
             "on conflict (record_id) do update set hlc = excluded.hlc, origin_node_id = excluded.origin_node_id, "
             "origin_seq = excluded.origin_seq, is_deleted = excluded.is_deleted"
         )
-        self._run("drop table replication_winners")
-        self._run("drop table replication_vanished")
+        for each in ("replication_taken", "replication_winners", "replication_vanished"):
+            self._run(f"drop table {each}")
         return vanished + won
+
+    def _upsert_winners(self, spec: Table, rows: Callable[[], Iterator[pa.Table]]) -> None:
+        for at, piece in enumerate(rows()):
+            found = self._all(
+                'select "row" from replication_winners where piece = ? and not is_deleted order by "row"', [at]
+            )
+            if found:
+                self._upsert_rows(spec, piece.take(pa.array([int(row) for (row,) in found])))
 
     def _unseen(self, table: str, given_up: set[str]) -> list[str]:
         """Records whose version is of a given-up origin, and unknown to the maker of the snapshot."""
@@ -183,11 +187,22 @@ class SqlSnapshots(SqlBase):
         spec = self._table(table)
         with self._reading():
             for span in spans:
-                yield (
-                    (row.record_id, row_digest(row.record_id, row.version, row.image))
-                    for rows in self._rows(spec, span, _READ_ROWS, tombstones=False)
-                    for row in rows
-                )
+                yield (digest for rows in self._span(spec, span) for digest in row_digests(spec, rows))
+
+    def _span(self, spec: Table, span: Span) -> Iterator[pa.Table]:
+        """Rows of a span by record id; a version without a row is left out."""
+        end, after, sign = span[1], span[0] or "", ">="
+        upper = "" if end is None else " and record_id < ?"
+        while True:
+            found = self._all(
+                f'select record_id from "{spec.name}_Versions" where not is_deleted and record_id {sign} ?{upper} '
+                "order by record_id limit ?",
+                [after, *([] if end is None else [end]), _READ_ROWS],
+            )
+            if not found:
+                return
+            yield self._live_of(spec, [record for (record,) in found]).sort_by("record_id")
+            after, sign = found[-1][0], ">"
 
     def cuts(self, table: str, span: Span, pieces: int) -> list[str]:
         self._table(table)
@@ -213,3 +228,17 @@ class SqlSnapshots(SqlBase):
             [limit],
         )
         return sorted(record for (record,) in rows)
+
+
+def _together(pieces: Iterable[pa.Table], rows_max: int) -> Iterator[pa.Table]:
+    """Small pieces put together to larger ones: of so many rows at most, and of so many bytes but for its last part."""
+    waiting: list[pa.Table] = []
+    rows = size = 0
+    for piece in pieces:
+        if waiting and (rows + piece.num_rows > rows_max or size > _PIECE_BYTES):
+            yield pa.concat_tables(waiting)
+            waiting, rows, size = [], 0, 0
+        waiting.append(piece)
+        rows, size = rows + piece.num_rows, size + piece.nbytes
+    if waiting:
+        yield pa.concat_tables(waiting)

@@ -16,6 +16,9 @@ from evermark.replicas.ranges import (
     NOTHING,
     Held,
     Ranges,
+    held_as_json,
+    held_from,
+    union,
 )
 from evermark.replicas.sql_base import EVENT_COLUMNS
 from evermark.replicas.sql_snapshots import SqlSnapshots
@@ -53,8 +56,20 @@ class SqlStore(SqlSnapshots):
     def set_token(self, token: str) -> None:
         with self._writing():
             self._set_meta("token", token)
+            self._set_meta("token_kept", 0)
+            self._set_meta("noted_head", self.head())
             for name in self.tables():
                 self._set_meta(f"noted::{name}", self._meta(self._seq_key(name), "0"))
+
+    def token_kept(self) -> None:
+        with self._writing():
+            self._set_meta("token_kept", 1)
+
+    def is_noted(self) -> bool:
+        return self._meta("token_kept", "0") == "1" and self._meta("noted_head", "-1") == str(self.head())
+
+    def noted(self, table: str) -> int:
+        return int(self._meta(f"noted::{table}", "0")) if self._meta("token_kept", "0") == "1" else 0
 
     def renew(self, origin: str, *, is_noted: bool = True) -> None:
         with self._writing():
@@ -315,6 +330,13 @@ class SqlStore(SqlSnapshots):
 
     def evicted(self) -> frozenset[str]:
         return frozenset(origin for (origin,) in self._all("select origin_node_id from replication_evicted"))
+
+    def lost(self, table: str) -> Held:
+        return held_from(json.loads(self._meta(f"lost::{table}", "{}")))
+
+    def give_up(self, table: str, origin: str, numbers: Ranges) -> None:
+        with self._writing():
+            self._set_meta(f"lost::{table}", json.dumps(held_as_json(union(self.lost(table), {origin: numbers}))))
 
     def collect(self, table: str, floors: Mapping[str, int], clock: int, before_ms: int, batch: int) -> Collected:
         self._table(table)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from enum import StrEnum
@@ -31,7 +31,6 @@ class Kind(StrEnum):
     TEXT = "text"  # and all else, as its database writes it
 
 
-_PLAIN = (Kind.TEXT, Kind.BYTES)  # databases agree on how to write them
 OURS = "correct that row here, and sync again; other tables go on meanwhile"
 _PEER = "the peer is damaged"
 KEY_KINDS = (Kind.INTEGER, Kind.TEXT)
@@ -80,20 +79,6 @@ class Table:
     def record_id(self, image: Image) -> str:
         return record_id([str(image[column]) for column in self.key])
 
-    def by_record(self, rows: Iterable[Sequence[str | None]]) -> dict[str, Image]:
-        """Rows of this table's columns as its own database writes them, as images by record."""
-        names, kinds = list(self.columns), list(self.columns.values())
-        odd = [(at, kind) for at, kind in enumerate(kinds) if kind not in _PLAIN]
-        found: dict[str, Image] = {}
-        for row in rows:
-            values = list(row)
-            record = self.record_id(dict(zip(names, values, strict=True)))
-            wrong = [at for at, kind in odd if not is_canonical(kind, values[at] or "0")]
-            for at in (*wrong, *(at for at, value in enumerate(values) if len(value or "") > VALUE_CHARS_MAX)):
-                values[at] = self._canonical(names[at], values[at], record, OURS)
-            found[record] = dict(zip(names, values, strict=True))
-        return found
-
     def key_texts(self, record: str) -> list[str]:
         found = split_record_id(record) if len(self.key) > 1 else [record]
         if len(found) != len(self.key):
@@ -103,7 +88,9 @@ class Table:
     def checked_record(self, record: str) -> str:
         """A record as a peer sent it; refused unless it is a key of this table."""
         for column, text in zip(self.key, self.key_texts(record), strict=True):
-            if not is_canonical(self.columns[column], text) and self._canonical(column, text, record, _PEER) != text:
+            if is_canonical(self.columns[column], text):
+                continue
+            if self.canonical_value(column, text, record, _PEER) != text:
                 raise FormatError(f"{self.name}: {record[:80]!r} is no key of the table", hint=_PEER)
         return record
 
@@ -116,14 +103,14 @@ class Table:
         made = {
             column: value
             if value is None or (type(value) is str and is_canonical(columns[column], value))
-            else self._canonical(column, value, record, hint)
+            else self.canonical_value(column, value, record, hint)
             for column, value in image.items()
         }
         if any(made[column] is None for column in self.key) or self.record_id(made) != record:
             raise FormatError(f"{self.name}: an image is of another row than {record[:80]!r}, its event's", hint=hint)
         return made
 
-    def _canonical(self, column: str, value: Any, record: str, hint: str) -> str | None:
+    def canonical_value(self, column: str, value: Any, record: str, hint: str) -> str | None:
         where = f"{self.name}.{column} of row {record[:80]!r}"
         if value is not None and not isinstance(value, str):
             raise FormatError(f"{where}: a value is no text", hint=hint)

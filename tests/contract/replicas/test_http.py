@@ -234,8 +234,8 @@ def test_texts_with_nul_come_whole_by_a_snapshot(scene: Scene, tmp_path: Path) -
         stores[-1].renew(f"{name}.000000000001aaaaaaaa")
         stores[-1].install("notes", None, now_ms())
     with stores[0].snapshot("notes", 10) as (cut, lists):
-        stores[1].stage("notes", "s", 0, next(lists))
-    stores[1].merge("notes", "s", cut, now_ms())
+        rows = list(lists)
+    stores[1].merge("notes", cut, lambda: iter(rows), now_ms())
     assert stores[1].connection.execute("select what from notes").fetchall() == [("a\0b",)]
     for store in stores:
         store.close()

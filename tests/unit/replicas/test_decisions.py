@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import hashlib
 import random
 from contextlib import nullcontext
 
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evermark.errors import FormatError, SetupError
+from evermark.errors import ConflictError, FormatError, SetupError
 from evermark.replicas import clock
 from evermark.replicas.digests import Digest, RowDigest, Span, compared, differing, digest_of
 from evermark.replicas.event import (
@@ -21,10 +22,9 @@ from evermark.replicas.event import (
     born_ms,
     member_of,
     new_origin,
-    row_digest,
     winners,
 )
-from evermark.replicas.members import Member, Said, floors, heard, settled, silent
+from evermark.replicas.members import Member, Said, floors, heard, may_give_up, settled, silent
 from evermark.replicas.paging import SnapshotRequired, coverage, stretches, wanted
 from evermark.replicas.ranges import Ranges, held_as_json, held_from, lacking, ranges_from, union
 from evermark.replicas.values import Kind, Table, canonical, record_id, split_record_id
@@ -248,7 +248,7 @@ class _Rows:
 def test_r14_digests_find_exactly_the_rows_that_differ(keys: set[int], seed: int) -> None:
     """GIVEN two tables that differ in some rows THEN the descent names exactly those, whichever side has more."""
     rng = random.Random(seed)
-    mine = {str(key): row_digest(str(key), None, None) for key in keys}
+    mine = {str(key): hashlib.sha256(str(key).encode()).digest()[:8] for key in keys}
     theirs = dict(mine)
     for key in rng.sample(range(3000), rng.choice((0, 1, 5, 150))):
         if rng.random() < 0.5:
@@ -273,3 +273,29 @@ def test_what_is_held_survives_the_wire(held: dict[str, set[int]]) -> None:
     """GIVEN what a node holds WHEN written as JSON and read again THEN it is the same, without what is empty."""
     ranges = {origin: Ranges.of(each) for origin, each in held.items() if each}
     assert held_from(held_as_json(ranges)) == ranges
+
+
+def _member(name: str, held: dict[str, Ranges] | None, origin: str | None = None) -> Member:
+    said = None if held is None else Said(origin or f"{name}.000000000001aaaaaaaa", 1, {"t": held}, {"t": 1})
+    return Member(name, said)
+
+
+def test_r9_numbers_are_given_up_only_when_no_member_may_have_them() -> None:
+    """GIVEN a gap that is left after a restore THEN it is given up if every live member was heard and none has any of
+    it, nor writes under that origin; collection then passes it, on this node's word alone."""
+    old, me = "b.000000000001bbbbbbbb", "a.000000000001aaaaaaaa"
+    mine = {old: Ranges(((1, 5), (9, 12)))}
+    gap = Ranges(((6, 8),))
+    fine, none = _member("c", mine), frozenset[str]()
+    assert may_give_up("t", me, old, gap, mine, [fine], none) == gap
+    assert may_give_up("t", me, old, Ranges.through(12), mine, [_member("c", {})], none) == gap
+    has = _member("d", {old: Ranges.of([7])})
+    for member in (_member("d", None), has, _member("b", mine, old)):
+        with pytest.raises(ConflictError, match=member.name):
+            may_give_up("t", me, old, gap, mine, [fine, member], none)
+    assert may_give_up("t", me, old, gap, mine, [fine, has], frozenset({str(has.origin)})) == gap
+    with pytest.raises(ConflictError, match="own origin"):
+        may_give_up("t", me, me, gap, mine, [fine], none)
+    members = [fine, _member("b", mine)]
+    assert floors("t", "a", mine, 9, members, none).by_origin == {old: 5}
+    assert floors("t", "a", mine, 9, members, none, {old: gap}).by_origin == {old: 12}
