@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bench.receiver_child import ReceiverProcess
 from bench.replay import _box as box_in
@@ -32,9 +32,13 @@ from evermark.log.write import BatchWriter
 from evermark.testing.spark_clusters import SparkCluster, spark_cluster
 from evermark.testing.until import until
 
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+
 _EVENTS = 4_000  # for each subscription
 _SUBSCRIPTIONS = 4
 _LATE_S = 0.02
+_JOBS, _JOBS_AT_ONCE = 200, 8
 _SECOND = timedelta(seconds=1)
 _IDENT = re.compile(rb'"evermark":\{"v":1,"id":"([^"]+)"')
 
@@ -96,9 +100,20 @@ class _Bench:
                 return found[0].fate is Fate.DONE
 
             self._rate(replay)  # each executor starts its Python
-            return self._rate(replay), self._rate(catch_up)
+            rates = self._rate(replay), self._rate(catch_up)
+            self._jobs_a_second(context)
+            return rates
         finally:
             engine.stop()
+
+    def _jobs_a_second(self, context: SparkContext) -> None:
+        """How many jobs with nothing to do the driver gets done: what it costs to plan, send and hear of one."""
+        from evermark.spark.job import run_tasks
+
+        began = time.perf_counter()
+        with ThreadPoolExecutor(_JOBS_AT_ONCE) as pool:
+            list(pool.map(lambda _: run_tasks(context, 1, _nothing, "an empty job failed"), range(_JOBS)))
+        self._report.figures["jobs_per_s"] = _JOBS / (time.perf_counter() - began)
 
     def _rate(self, work: Callable[[SubscriptionSpec], bool]) -> float:
         paths = [self._folder / f"received-{n}" for n in range(_SUBSCRIPTIONS)]
@@ -120,6 +135,10 @@ class _Bench:
         return SubscriptionSpec(
             f"r{number}", receiver.url, (self._box.seal(new_secret()),), allow_networks=("127.0.0.0/8",)
         )
+
+
+def _nothing(_number: int) -> tuple[()]:
+    return ()
 
 
 def run(scale: float, folder: Path) -> Report:
