@@ -115,7 +115,8 @@ class Replica:
 
     def hello(self) -> Hello:
         if not self.store.is_noted():
-            self._note(self)  # others collect what this node says it holds: a backup that holds less is found out
+            # Others collect what this node says it holds: a backup that holds less must be found out.
+            self._patiently(lambda: self._note(self))
         said = self.store.said()
         known = {name: each.said for name, each in self.store.members().items() if each.said is not None}
         return Hello(self.name, self._protocol, self._now_ms(), self.store.tables(), said, known)
@@ -208,7 +209,7 @@ class Replica:
         own = self.store.identity()[0]
         highest = told.get(own, NOTHING).highest
         if highest > self.store.noted(table):
-            self._note(self)
+            self._patiently(lambda: self._note(self))
             if self.store.identity()[0] != own or highest > self.store.noted(table):
                 raise BusyError(f"{self.name} goes on under another origin", hint="meet it again")
 

@@ -11,7 +11,7 @@ import psycopg
 
 from evermark.replicas.postgres import PostgresStore
 from evermark.replicas.sqlite import SqliteStore
-from evermark.testing.contracts.replicas import ReplicaNode
+from evermark.testing.contracts.replica_scene import ReplicaNode
 
 COLUMNS = "(id bigint primary key, what text, amount double precision, ok boolean, raw {bytes})"
 

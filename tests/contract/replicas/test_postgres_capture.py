@@ -11,7 +11,7 @@ import pytest
 from evermark.errors import BusyError
 from evermark.replicas.paging import Stretch
 from evermark.replicas.ranges import Ranges
-from evermark.testing.contracts.replicas import ReplicaNode, event_by
+from evermark.testing.contracts.replica_scene import ReplicaNode, event_by
 from evermark.testing.until import until
 from tests.contract.replicas.replica_nodes import postgres_node
 

@@ -12,7 +12,7 @@ from evermark.replicas.node import ReplicaNode, now_ms
 from evermark.replicas.replica import Replica
 from evermark.replicas.settings import PeerSettings, ReplicaFolder, ReplicaSettings
 from evermark.secrets import Secret
-from evermark.testing.contracts.replicas import Direct
+from evermark.testing.contracts.replica_scene import Direct
 
 
 def _node(folder: Path, name: str, other: str) -> Replica:

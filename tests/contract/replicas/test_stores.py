@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from evermark.testing.contracts.replicas import Make, ReplicaNode, ReplicaStoreContract
+from evermark.testing.contracts.replica_scene import Make, ReplicaNode
+from evermark.testing.contracts.replicas import ReplicaStoreContract
 from evermark.testing.servers import PostgresServer, fresh_database
 from tests.contract.replicas.replica_nodes import postgres_node, sqlite_node
 

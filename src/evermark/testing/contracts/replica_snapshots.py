@@ -1,0 +1,294 @@
+"""What every store of replicated tables promises of collection, snapshots, other programs' tables, and digests."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from evermark.errors import (
+    BusyError,
+    DeniedError,
+    FormatError,
+    UnreachableError,
+)
+from evermark.replicas.base import Cut
+from evermark.replicas.columns import live_rows
+from evermark.replicas.paging import SnapshotRequired
+from evermark.replicas.ranges import Ranges
+from evermark.replicas.replica import Limits
+from evermark.testing.contracts.replica_scene import (
+    FAR,
+    NO_RETENTION,
+    Direct,
+    Make,
+    ReplicaContract,
+    ReplicaNode,
+)
+
+
+class ReplicaSnapshotsContract(ReplicaContract):
+    def test_r9_nothing_is_collected_that_a_member_lacks_or_that_is_young(self, make: Make) -> None:
+        """GIVEN members that lack events, or were never met WHEN collecting THEN only what all have, and old, goes."""
+        a, b, c = (make(name) for name in "abc")
+        for node in (a, b, c):
+            node.install()
+            node.limit(NO_RETENTION)
+        a.replica.add_member("c")
+        for key in range(10):
+            a.put(key, "x")
+        b.meet(a)
+        assert a.replica.collect()["orders"].events == 0, "c was never met"
+        assert a.replica.floors("orders").holding == ("c",)
+        c.meet(a)
+        for key in range(10, 15):
+            a.put(key, "later")
+        b.meet(a)
+        a.limit(FAR)
+        assert a.replica.collect()["orders"].events == 0, "young"
+        a.limit(NO_RETENTION)
+        assert a.replica.collect()["orders"].events == 10, "c lacks five"
+        c.meet(a)
+        assert a.replica.collect()["orders"].events == 5
+        assert a.store.floors("orders") == {a.store.identity()[0]: 15}
+
+    def test_r9_a_tombstone_stays_until_nothing_older_can_arrive(self, make: Make) -> None:
+        """GIVEN a delete that a peer has, whose own older change is still under way WHEN collecting THEN the tombstone
+        stays, and the late change does not bring the row back."""
+        a, b, c = (make(name) for name in "abc")
+        for node in (a, b, c):
+            node.install()
+            node.limit(NO_RETENTION)
+        a.put(1, "x")
+        for here, there in ((b, a), (c, b), (b, a), (c, b), (b, a)):
+            here.meet(there)
+        c.put(1, "late")  # only c has it
+        a.store.raise_clocks({"orders": c.events()[-1].version.hlc})  # both may fall into one millisecond
+        a.sql("delete from orders where id = 1")
+        for here, there in ((b, a), (b, a)):
+            here.meet(there)
+        delete = a.events()[-1]
+        c.store.ingest("orders", [delete], c.now_ms(), 1000)  # c has the delete, and tells only that
+        b.replica.answer_hello("c", c.replica.hello())
+        a.meet(b)
+        assert a.replica.collect()["orders"].tombstones == 0
+        for here, there in ((c, b), (b, a), (c, b), (b, a)):
+            here.meet(there)
+        assert a.rows() == b.rows() == c.rows() == []
+        assert a.replica.collect()["orders"].tombstones == 1
+
+    def test_r9_a_silent_member_is_evicted_and_comes_back_by_a_snapshot(self, make: Make) -> None:
+        """GIVEN a member that was silent for longer than the limit, with a change nobody has WHEN the others evict it
+        and collect THEN it comes back under a new origin, by a snapshot, and its change is everywhere."""
+        a, b, c = (make(name) for name in "abc")
+        quick = Limits(retention_ms=0, safety_ms=-1, dead_ms=60_000, page=50)
+        for node in (a, b, c):
+            node.install()
+            node.limit(quick)
+        a.put(1, "x")
+        a.put(2, "stays")
+        for here, there in ((b, a), (c, a), (b, a)):
+            here.meet(there)
+        c.put(3, "only c has it")
+        a.sql("delete from orders where id = 1")
+        later = a.now_ms() + 120_000
+        a.now_ms = b.now_ms = c.now_ms = lambda: later
+        b.meet(a)
+        old = c.store.identity()[0]
+        assert b.replica.evict() == {old} and a.replica.collect()["orders"].events == 0, "b has to know it"
+        a.meet(b)
+        b.meet(a)
+        assert a.replica.collect()["orders"].events == 3
+        found = c.meet(a)
+        assert found.snapshots == 1 and c.store.identity()[0] != old
+        for here, there in ((b, a), (c, b), (a, c)):
+            here.meet(there)
+        assert a.rows() == b.rows() == c.rows()
+        assert [row[1] for row in a.rows()] == ["stays", "only c has it"]
+
+    def test_r10_a_request_below_the_floor_needs_a_snapshot(self, make: Make) -> None:
+        """GIVEN events that were collected WHEN asked for them THEN the answer is `snapshot required`, never a later
+        start; a meeting takes the snapshot by itself."""
+        a, b, late = (make(name) for name in ("a", "b", "late"))
+        for node in (a, b, late):
+            node.install()
+            node.limit(NO_RETENTION)
+        for key in range(8):
+            a.put(key, "x")
+        a.sql("delete from orders where id = 7")
+        b.meet(a)
+        assert a.replica.collect()["orders"].events == 9
+        with pytest.raises(SnapshotRequired, match="snapshot required"):
+            a.replica.answer_pull("late", "orders", late.store.identity()[0], {}, 50)
+        assert late.meet(a).snapshots == 1
+        assert late.rows() == a.rows() and len(late.rows()) == 7
+
+    def test_r11_a_snapshot_and_the_events_after_it_are_the_full_history(self, make: Make) -> None:
+        """GIVEN changes before and after a cut WHEN one node takes all events, another the snapshot and what followed
+        THEN both have the same rows; a staged chunk is not asked for twice."""
+        a, full, short = (make(name) for name in ("a", "whole", "short"))
+        for node in (a, full, short):
+            node.install()
+        for key in range(10):
+            a.put(key, "before")
+        a.sql("delete from orders where id = 3")
+        a.replica.answer_hello("short", short.replica.hello())
+        manifest = a.replica.answer_snapshot("orders")
+        a.put(1, "after")
+        a.sql("delete from orders where id = 4")
+        a.put(3, "again")
+        spec, kept = short.store.tables()["orders"], short.snapshots
+        assert kept.missing("a", manifest) == list(range(len(manifest.chunks)))
+        for number in range(len(manifest.chunks)):
+            kept.take("a", manifest, number, a.replica.answer_chunk(manifest.id, number))
+            assert kept.missing("a", manifest) == list(range(number + 1, len(manifest.chunks)))
+        assert short.rows() == [], "nothing is seen before all of it is there"
+        cut = Cut(manifest.held, manifest.clock)
+        short.store.merge("orders", cut, lambda: kept.taken("a", manifest, spec), short.now_ms())
+        short.meet(a)
+        full.meet(a)
+        assert short.rows() == full.rows() == a.rows()
+
+    def test_r11_a_bootstrap_that_was_interrupted_goes_on_with_what_is_missing(self, make: Make) -> None:
+        """GIVEN a peer that goes away after two chunks WHEN they meet again THEN these two are not asked for again,
+        nothing of the snapshot was seen before, and in the end all rows are there."""
+
+        class Asked(Direct):
+            chunks: list[int] = []  # noqa: RUF012 - of one test
+
+            def chunk(self, snapshot: str, number: int) -> bytes:
+                if self.chunks == [0, 1]:
+                    self.chunks.append(-1)
+                    raise UnreachableError("cut", hint="a test")
+                self.chunks.append(number)
+                return super().chunk(snapshot, number)
+
+        a, b = make("a"), make("b")
+        for key in range(10):
+            a.put(key, f"row {key}")
+        a.install()
+        b.install()
+        peer = Asked("b", a.replica)
+        with pytest.raises(UnreachableError, match="cut"):
+            b.replica.sync(peer)
+        assert b.rows() == []
+        assert b.replica.sync(peer).snapshots == 1
+        assert b.rows() == a.rows() and len(b.rows()) == 10
+        assert peer.chunks == [0, 1, -1, 2, 3]
+
+    def test_r11_one_snapshot_of_a_table_is_made_at_a_time(self, node: ReplicaNode) -> None:
+        """GIVEN a snapshot that is being made WHEN another is asked for THEN it has to wait; later it gets it."""
+        node.put(1, "x")
+        with node.snapshots._making("orders"), pytest.raises(BusyError, match="being made"):
+            node.replica.answer_snapshot("orders")
+        assert node.replica.answer_snapshot("orders").chunks
+
+    def test_r11_a_damaged_chunk_is_refused(self, make: Make) -> None:
+        """GIVEN a chunk with one byte changed WHEN decoded THEN it is refused."""
+        from evermark.replicas.snapshots import decoded
+
+        a = make("a")
+        a.install()
+        a.store.join({})
+        a.put(1, "x")
+        manifest = a.replica.answer_snapshot("orders")
+        data = bytearray(a.replica.answer_chunk(manifest.id, 0))
+        data[len(data) // 2] ^= 1
+        with pytest.raises(FormatError, match="damaged"):
+            decoded(a.store.tables()["orders"], manifest, 0, bytes(data))
+
+    def test_r11_a_merge_keeps_what_the_snapshot_has_not_seen(self, node: ReplicaNode) -> None:
+        """GIVEN a row of ours that the maker saw and has no more, and one it never saw THEN only the first goes."""
+        node.put(1, "seen")
+        node.put(2, "unseen")
+        own = node.store.identity()[0]
+        other = "z.000000000001aaaaaaaa"
+        rows = live_rows(node.store.tables()["orders"], [(5, other, 1, 9, "new", None, None, None)], "a test")
+        node.store.merge("orders", Cut({own: Ranges.of([1]), other: Ranges.of([1])}, 5), lambda: iter([rows]), 0)
+        assert [each[0] for each in node.rows()] == ["2", "9"]
+
+    def test_r12_a_peer_speaks_in_its_own_name_alone(self, make: Make) -> None:
+        """GIVEN a peer that was let in by its key WHEN it says or asks something as another node THEN it is refused."""
+        a, b = make("a"), make("b")
+        for node in (a, b):
+            node.install()
+        b.meet(a)
+        hello = b.replica.hello()
+        with pytest.raises(DeniedError, match="another node's name"):
+            a.replica.answer_hello("c", hello)
+        with pytest.raises(DeniedError, match="another node's name"):
+            a.replica.answer_hello("b", replace(hello, members={"c": hello.said}))
+        with pytest.raises(DeniedError, match="asks as"):
+            a.replica.answer_pull("b", "orders", "c.000000000001cccccccc", {}, 5)
+        with pytest.raises(DeniedError, match="asks as"):
+            a.replica.answer_push("b", "orders", "c.000000000001cccccccc", [])
+
+    def test_r13_existing_rows_are_replicated_by_a_snapshot(self, make: Make) -> None:
+        """GIVEN tables with rows on two nodes WHEN they begin to replicate THEN each gets the other's rows."""
+        a, b = make("a"), make("b")
+        for node, keys in ((a, range(7)), (b, range(5, 9))):
+            for key in keys:
+                node.put(key, node.name)
+            node.install()
+        a.meet(b)
+        b.meet(a)
+        a.meet(b)
+        assert a.rows() == b.rows() and len(a.rows()) == 9
+
+    def test_r13_a_peer_that_is_only_dialled_gets_later_changes_and_it_is_said_what_it_lacks(self, make: Make) -> None:
+        """GIVEN rows from before on a node that dials one that never does WHEN they meet THEN later changes arrive, and
+        the node says what is still lacking and what to do."""
+        a, b = make("a"), make("b")
+        for key in range(3):
+            a.put(key, "before")
+        for node in (a, b):
+            node.install()
+        a.put(1, "changed")
+        a.put(7, "later")
+        found = a.meet(b)
+        assert [row[1] for row in b.rows()] == ["changed", "later"]
+        assert "evermark replica sync a" in found.unsent["orders"]
+        assert a.meet(b).unsent and b.meet(a).snapshots == 1 and not a.meet(b).unsent
+        assert a.rows() == b.rows() and len(a.rows()) == 4
+
+    def test_r13_an_older_events_table_gets_numbers_before_its_index(self, make: Make) -> None:
+        """GIVEN events of an older program without numbers WHEN it is installed THEN they are numbered by time for each
+        origin, nobody is sent them, and peers take a snapshot."""
+        a, b = make("a"), make("b")
+        a.sql(
+            'create table "orders_Events" (id text primary key, table_name text not null, '
+            "operation_type text not null, record_id text not null, data text, timestamp bigint not null, "
+            "source_node_id text not null, processed boolean default false)"
+        )
+        for number, (at, source) in enumerate(((30, "p"), (10, "q"), (10, "p"), (20, "p"))):
+            name = f"{number:08x}-0000-4000-8000-000000000000"
+            a.sql(
+                f'insert into "orders_Events" values '
+                f"('{name}', 'orders', 'create', '1', 'SQL', {at}, '{source}', true)"
+            )
+        a.put(1, "kept")
+        for node in (a, b):
+            node.install()
+        found = a.sql('select origin_node_id, origin_seq, timestamp from "orders_Events" order by 1, 2')
+        assert found == [("p", 1, 10), ("p", 2, 20), ("p", 3, 30), ("q", 1, 10)]
+        assert b.meet(a).snapshots == 1 and b.rows() == a.rows() and len(b.rows()) == 1
+
+    def test_r14_digests_find_the_rows_that_differ_and_rows_without_capture(self, make: Make) -> None:
+        """GIVEN a row changed behind the capture's back THEN digests name it; one that was put in is named as well."""
+        a, b = make("a"), make("b")
+        for node in (a, b):
+            node.install()
+        for key in range(300):
+            a.put(key, f"row {key}")
+        b.meet(a)
+        assert a.replica.diff(Direct("a", b.replica), "orders") == ([], True)
+        with b.store._writing():
+            b.sql("update orders set what = 'other' where id = 77")
+            b.sql("delete from orders where id = 123")
+            b.sql("insert into orders (id, what) values (9999, 'smuggled')")
+        found, whole = a.replica.diff(Direct("a", b.replica), "orders")
+        assert whole and [(each.record_id, each.here, each.there) for each in found] == [
+            ("123", True, False),
+            ("77", True, True),
+        ]
+        assert b.store.uncaptured("orders", 10) == ["9999"]
