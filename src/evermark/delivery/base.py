@@ -42,6 +42,9 @@ CursorVector = Mapping[SourcePartition, Cursor]
 # With `ordered`, events of one (partition, stream, key) keep their order. Two streams may use the same keys.
 HeldKey = tuple[SourcePartition, str, str]
 
+# How long a refused event waits before each retry, where its subscription does not say otherwise.
+RETRY_WAITS_S: tuple[float, ...] = (5, 300, 1_800, 7_200, 18_000, 36_000, 36_000)
+
 CLAIM_MAX = 10_000  # rows that one call may return
 SECRETS_MAX = 8  # of one subscription, while they are rotated
 
@@ -110,6 +113,7 @@ class SubscriptionSpec:
     allow_networks: tuple[str, ...] = ()
     body_bytes_max: int = 1024 * 1024
     parked_max: int = 10_000
+    retry_waits_s: tuple[float, ...] = RETRY_WAITS_S  # of a refused event: before each retry; then it is dead
     ttl_s: float = 7 * 86_400.0  # an event that could not be delivered for this long is passed over; 0: never
     made_by: MadeBy = MadeBy.FILE
     bot: BotSpec | None = None

@@ -255,8 +255,8 @@ def resumed(record: SubscriptionRecord) -> SubscriptionRecord:
     return record if record.is_member else clean(replace(record, state=SubscriptionState.BEHIND))
 
 
-def first_attempt_at(event: ParkedEvent, now: datetime, jitter: float) -> datetime:
-    return now + timedelta(seconds=retry.next_attempt(1, event.retry_after_s, jitter) or 0.0)
+def first_attempt_at(event: ParkedEvent, now: datetime, jitter: float, waits_s: Sequence[float]) -> datetime:
+    return now + timedelta(seconds=retry.next_attempt(1, event.retry_after_s, jitter, waits_s) or 0.0)
 
 
 def attempts_made(event: ParkedEvent) -> int:

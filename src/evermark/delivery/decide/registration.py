@@ -47,6 +47,7 @@ CHANGEABLE = frozenset(
         "headers",
         "body_bytes_max",
         "parked_max",
+        "retry_waits_s",
         "ttl_s",
         "bot",  # but neither its source nor its user: its memberships hang on them
     }

@@ -17,7 +17,6 @@ from evermark.cluster.holding import Candidate, HeldLease
 from evermark.delivery.base import CursorVector, KeyWanted, MadeBy, Outcome, SourcePartition, SubscriptionSpec
 from evermark.delivery.bots.views import BotViews, Read, ViewLimits, telling
 from evermark.delivery.decide import registration
-from evermark.delivery.decide.retry import SCHEDULE_S
 from evermark.delivery.decide.shards import FIRST
 from evermark.delivery.decide.turns import Turn, TurnClass, goes_on, next_turns
 from evermark.delivery.ports import DeliveryStore, LogView
@@ -58,7 +57,6 @@ class DeliveryLimits:
     follow: FollowLimits = field(default_factory=FollowLimits)
     bot_views: ViewLimits = field(default_factory=ViewLimits)
     replay: ReplayLimits = field(default_factory=ReplayLimits)
-    schedule_s: Sequence[float] = SCHEDULE_S
 
 
 class BothDeliverer(Deliverer, ReplayDeliverer, Protocol):
@@ -257,7 +255,7 @@ class DeliveryOwner:
         log, deliverer = works.log, works.deliverer
         now, tick, jitter, slices = runtime.now, runtime.monotonic, runtime.random, limits.replay.slices
         over = partial(any_set, ends)
-        queue = ParkedQueue(store, sink, open_secret, epoch, now, jitter, news.by_queue, limits.schedule_s)
+        queue = ParkedQueue(store, sink, open_secret, epoch, now, jitter, news.by_queue)
         asker = KeyAsker(store.bots, store.subscriptions, sink, open_secret, epoch, now, news.by_asker, tick)
         replayer = Replayer(works.replays, store, log, deliverer, epoch, now, works.sources, bot_views, tick, slices)
         replays = ReplayLoop(replayer, works.sources, news, runtime, self._log, ends, works.cores, limits.replay)

@@ -243,12 +243,13 @@ class MemoryParked:
     def park(self, subscription: str, events: Sequence[ParkedEvent], now: datetime) -> None:
         mine = [row.event for row in self._tables.rows.values() if row.subscription == subscription]
         known = {(event.event_id, event.replay_id) for event in mine}
+        waits_s = self._tables.known[subscription][0].retry_waits_s
         for event in events:
             if (event.event_id, event.replay_id) in known:
                 continue
             self._id += 1
             waits = bool(event.session) and self._tables.lacks_key(subscription, event.session)
-            due = now if event.session else decide.first_attempt_at(event, now, self._jitter())
+            due = now if event.session else decide.first_attempt_at(event, now, self._jitter(), waits_s)
             self._tables.rows[self._id] = Row(
                 id=self._id,
                 subscription=subscription,

@@ -129,6 +129,7 @@ select subscription, sum(counted)::bigint from (
 group by subscription
 """
 PARKED_MAX = "select name, (spec ->> 'parked_max')::integer from subscriptions where name = any(%s)"
+RETRY_WAITS = "select name, spec -> 'retry_waits_s' from subscriptions where name = any(%s)"
 PARK = """
 insert into enqueued_messages (subscription, event_id, replay_id, source, partition, batch, position, stream, key,
                                previous_key, event, reason, last_status, attempts, next_attempt_at, session, waits,
