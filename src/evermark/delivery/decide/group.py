@@ -55,6 +55,7 @@ class SubscriptionRecord:
     parked_max: int = 10_000
     joined_version: int = 0  # the group's version when it last joined
     generation: int = 0  # tells it from a later subscription of the same name
+    by_stream: bool = False  # a bot: `parked_max` holds for each of its streams, and stops that stream alone
 
     @property
     def is_member(self) -> bool:
@@ -297,7 +298,7 @@ def shortened(reason: str) -> str:
 
 
 def _after_done(record: SubscriptionRecord, outcome: Outcome, parked_now: int, now: datetime, jitter: Jitter) -> Step:
-    more_parked = sum(not event.session for event in outcome.parked)
+    more_parked = 0 if record.by_stream else sum(not event.session for event in outcome.parked)
     if outcome.parked and parked_now + more_parked > record.parked_max:
         if record.is_stopped:
             return Step(record, passes=False)

@@ -27,7 +27,7 @@ from evermark.delivery.replay.replayer import Replayer
 from evermark.delivery.run.follower import Follower, FollowLimits
 from evermark.delivery.run.key_requests import KeyAsker
 from evermark.delivery.run.live import HandoverLimits, LiveGroup
-from evermark.delivery.run.parked_retries import CLAIM_LIMIT, ParkedQueue, Tried, sweep, sweep_waiting
+from evermark.delivery.run.parked_retries import CLAIM_LIMIT, ParkedQueue, Tried, sweep, sweep_surplus
 from evermark.delivery.webhook.base import Answer, OpenSecret, Sink
 from evermark.delivery.work import Deliverer, Span
 from evermark.error_policy import Action, action_for
@@ -267,8 +267,8 @@ class DeliveryOwner:
         def sweep_parked() -> None:
             sweep(store, now(), epoch, over)
             store.bots.release_keyed(now(), epoch)
-            if given_up := sweep_waiting(store.bots, epoch, over):
-                self._log.warning("too many events of a stream waited for session keys", expired=given_up)
+            if given_up := sweep_surplus(store.bots, now(), epoch, over):
+                self._log.warning("too many events of one stream of a bot were parked", expired=given_up)
 
         repeated: list[tuple[str, Callable[[], object], float]] = [
             ("queue", run_queue, limits.queue_every_s),

@@ -1,7 +1,7 @@
 """Parked deliveries, tried again on their schedule. Claim → POST → settle: a crash in between re-sends, never loses.
 
-Rows that were parked for too long are given up, and so are rows of streams in which too many wait for session keys.
-They are counted, durably; the log still has the events. A few rows at a time: no other call waits for a long
+Rows that were parked for too long are given up, and so are the oldest rows of a bot's stream of which too many are
+parked. They are counted, durably; the log still has the events. A few rows at a time: no other call waits for a long
 transaction.
 """
 
@@ -135,13 +135,17 @@ def sweep(store: DeliveryStore, now: datetime, epoch: int, stopped: Stopped = la
     return removed
 
 
-def sweep_waiting(bots: BotStore, epoch: int, stopped: Stopped = lambda: False, keep: int = WAITING_MAX) -> int:
-    """Remove the oldest rows of streams in which more than `keep` wait for keys. Returns how many.
+def sweep_surplus(
+    bots: BotStore, now: datetime, epoch: int, stopped: Stopped = lambda: False, keep: int = WAITING_MAX
+) -> int:
+    """Remove the oldest rows of bots' streams of which more than `keep` are parked. Returns how many.
 
-    The streams are looked for once: that takes longer the more rows wait.
+    The streams are looked for once: that takes longer the more rows are parked.
     """
-    surpluses = bots.waiting_beyond(keep)
-    return sum(_until_few(partial(bots.expire_waiting, surplus, epoch, SWEEP_ROWS), stopped) for surplus in surpluses)
+    return sum(
+        _until_few(partial(bots.expire_surplus, surplus, now, epoch, SWEEP_ROWS), stopped)
+        for surplus in bots.surplus(keep)
+    )
 
 
 def _until_few(remove: Callable[[], int], stopped: Stopped) -> int:

@@ -148,6 +148,7 @@ class Posting:
                         historical=historical,
                         probe=assignment.probe,
                         waits={} if assignment.bot is None else waiting(mine, assignment.bot),
+                        stopped=frozenset() if assignment.bot is None else assignment.bot.stopped,
                         bodies=bodies,
                     )
                 )
@@ -172,7 +173,7 @@ class Posting:
                     so_far.stopped.add(name)
                 if result.outcome.parked:
                     so_far.held.setdefault(name, Counter()).update(now_held(specs[name], result.outcome.parked))
-                    if name in so_far.room:
+                    if name in so_far.room and specs[name].bot is None:
                         so_far.room[name] -= sum(not event.session for event in result.outcome.parked)
                 yield Result(result.place, result.batch, result.outcome.after(took_s), result.through)
                 took_s = 0.0  # told once: the times of several results are added up

@@ -90,6 +90,9 @@ class MemoryTables:
     def device(self, subscription: str) -> str:
         return self.known[subscription][0].device
 
+    def is_bot(self, subscription: str) -> bool:
+        return subscription in self.known and self.known[subscription][0].bot is not None
+
     def lacks_key(self, subscription: str, session: str) -> bool:
         device = self.device(subscription)
         return bool(device) and (device, session) not in self.keys
@@ -271,6 +274,8 @@ class MemoryParked:
         own = [r for r in self._tables.rows.values() if r.subscription == subscription and not r.event.replay_id]
         leaving = Counter(row.event.stream for row in own if row.event.session and not row.waits)
         too_much = sum(max(0, number - WAITING_MAX) for number in leaving.values())
+        if self._tables.is_bot(subscription):
+            return too_much  # what a bot refused counts for its stream alone
         return sum(not row.event.session for row in own) + too_much
 
     def _before_in_session(self, row: Row) -> list[Row]:

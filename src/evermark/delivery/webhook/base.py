@@ -63,6 +63,7 @@ class Job:
     # With `ordered`: lines that have parked events waiting, and how many. Their events are parked behind these.
     held: Mapping[Line, int] = field(default_factory=dict)
     waits: Mapping[int, str] = field(default_factory=dict)  # rows to be parked until the key of a session is published
+    stopped: frozenset[str] = frozenset()  # of a bot: streams whose rows are parked untried
     parked_room: int | None = None  # how many more may be parked; None: the subscription's `parked_max`
     bundles: BundleReader | None = field(default=None, repr=False)  # made ahead by `bundles.prepared`
     bodies: Bodies | None = field(default=None, repr=False)  # rendered for several jobs at once
