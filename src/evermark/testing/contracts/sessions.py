@@ -151,10 +151,11 @@ class SessionContract(OwnedStore):
         (surplus,) = store.bots.surplus(2)
         assert (surplus.stream, surplus.waits) == ("den", False)
         soon = T0 + timedelta(seconds=30)
-        (tried,) = store.parked.claim(soon, 1, LEASE_S, epoch)
-        assert store.bots.expire_surplus(surplus, soon, epoch) == 2
-        assert tried.id in [row.id for row in store.parked.rows("bot")]
-        assert store.counted("expired") == {"bot": 2}
+        assert len(store.parked.claim(soon, 10, LEASE_S, epoch)) == 7
+        assert store.bots.expire_surplus(surplus, soon, epoch) == 0
+        assert store.bots.expire_surplus(surplus, soon + timedelta(seconds=LEASE_S), epoch) == 3
+        assert [row.event.event_id for row in store.parked.rows("bot")] == ["e4", "e5", "e10", "e11"]
+        assert store.counted("expired") == {"bot": 3}
 
     def test_d7_what_leaves_too_slowly_stops_the_bot(
         self, store: DeliveryStore, epoch: int, monkeypatch: pytest.MonkeyPatch
