@@ -202,3 +202,19 @@ def test_a_large_gap_asks_followers_to_take_their_state_anew(tmp_path: Path) -> 
     scene.runner.opened(recovery(), GapError("lost"))
     assert scene.value("resyncs_total", **PART) == 0
     assert "shop/0" not in scene.board.partitions()
+
+
+def test_s4_a_missing_piece_alarms_once_and_the_alarm_ends_when_it_is_closed(tmp_path: Path) -> None:
+    """GIVEN a gap WHEN it is tried to be closed three times, and then is THEN it was counted once, the partition was
+    stale meanwhile, and nothing is left of the alarm."""
+    scene = Scene(tmp_path)
+    scene.runner.reading([0])
+    scene.runner.opened(recovery(), GapError("lost"))
+    for _ in range(3):
+        scene.runner.begun(recovery())
+        assert scene.board.partitions()["shop/0"].state is PartitionHealth.STALE
+    scene.runner.ended(recovery(), None)
+    scene.runner.reading([0])
+    assert (scene.value("gaps_total", **PART), scene.value("resyncs_total", **PART)) == (1, 1)
+    shown = scene.board.partitions()["shop/0"]
+    assert (shown.state, shown.reason, shown.repairing) == (PartitionHealth.HEALTHY, "", False)

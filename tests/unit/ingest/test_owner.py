@@ -131,6 +131,16 @@ def test_s8_a_source_that_fails_again_and_again_is_left_alone_for_the_breakers_t
     assert len(scene.readings) == 6
 
 
+def test_s4_an_idle_night_raises_no_gap_and_no_alarm() -> None:
+    """GIVEN a source without an event for ten hours WHEN its owner waits THEN it is read in one piece: no failure, no
+    gap, and nobody is told anything."""
+    scene = Scene()
+    scene.run(10 * 3600.0)
+    assert scene.read_of() == [[0, 1]]
+    assert (scene.opened, scene.stopped) == ([], [])
+    assert not [said for said in scene.said if "fail" in said or "gap" in said or "stepping" in said]
+
+
 def test_s8_a_batch_that_was_taken_closes_the_breaker_of_its_partition() -> None:
     """GIVEN a partition that failed WHEN it is read again and a batch is taken THEN its breaker is closed at once."""
     scene = Scene(limits=IngestLimits(breaker=BreakerLimits(threshold=1, timeout_s=20.0)))

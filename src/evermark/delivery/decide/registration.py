@@ -107,8 +107,8 @@ def added(spec: SubscriptionSpec, start: CursorVector | None, owner: MadeBy | No
 def _made(spec: SubscriptionSpec, joined_version: int | None) -> SubscriptionRecord:
     """The record of a new subscription: in the live group since that version of it, or behind."""
     state = SubscriptionState.BEHIND if joined_version is None else SubscriptionState.LIVE
-    limits = {"parked_max": spec.parked_max, "by_stream": spec.bot is not None}
-    return SubscriptionRecord(spec.name, state, joined_version=joined_version or 0, **limits)
+    record = SubscriptionRecord(spec.name, state, joined_version=joined_version or 0)
+    return replace(record, parked_max=spec.parked_max, by_stream=spec.bot is not None)
 
 
 def changed(
