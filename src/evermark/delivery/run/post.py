@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -66,6 +66,7 @@ class Posting:
     assignments: tuple[Assignment, ...]
     box: SecretBox
     options: DeliveryOptions
+    share_rates: Callable[[], None] | None = None  # called first, in a process that may not know of the rates yet
 
     def results(
         self,
@@ -76,6 +77,8 @@ class Posting:
         """Results, piece by piece. `addresses`: of the rows that are wanted; `found`: the rows themselves; None: found
         here. The budget begins with the first step: waiting for addresses counts.
         """
+        if self.share_rates is not None:
+            self.share_rates()
         budget_s = _NO_BUDGET_S if self.options.budget_s is None else self.options.budget_s
         deadline = time.monotonic() + budget_s
         held = {name: Counter(keys) for name, keys in self.options.held.items()}

@@ -106,6 +106,13 @@ class Try:
     session: str = ""  # tries of one session are one line: one without an answer holds the others back
 
 
+class Rates(Protocol):
+    """Shares out the time in which subscriptions with a `rate` may send, over all processes of a deployment."""
+
+    def take(self, subscription: str, replay_id: str, span_s: float) -> float:
+        """Take the next `span_s` seconds that are nobody's; returns in how many seconds they begin. Blocks."""
+
+
 class Sink(Protocol):
     def deliver_each(
         self, jobs: Sequence[Job], deadline_s: float, grace_s: float | None = None, slack_s: float | None = None
