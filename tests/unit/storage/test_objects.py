@@ -55,7 +55,7 @@ def test_keys_that_were_replaced_are_used_without_a_restart(keys: Any) -> None:
 
 
 def test_a_refusal_with_the_same_keys_is_said_and_asked_once(keys: Any) -> None:
-    """GIVEN a key that is no longer good WHEN there is no other THEN the refusal is said, and the store not reopened."""
+    """GIVEN a key that is no longer good WHEN there is no other THEN that is said, and the store is not reopened."""
     keys.good = "new"
     with pytest.raises(DeniedError, match="the store refused"):
         keys.store.read(PLACE)
