@@ -38,7 +38,6 @@ LIMITS = DeliveryLimits(
     follow=FollowLimits(join_distance_max=3, join_rows_max=8, span_rows_max=10, shared_rows_max=5),
     bot_views=ViewLimits(quick_rows_max=6, look_rows=6, keep_every=3),
     replay=ReplayLimits(slices=SLICES),
-    schedule_s=(2.0, 3.0, 5.0, 8.0, 13.0, 21.0, 21.0),
 )
 _CORES = 2
 

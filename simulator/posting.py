@@ -180,7 +180,8 @@ class Job:
 
     def park(self, row: Row, reason: str, status: int | None, session: str = "") -> None:
         counts = [event for event in self.parked.values() if self.replay or not event.session]
-        roomless = bool(session) and not self.replay and (self.room is None or self.room >= 0)
+        by_stream = self.spec.bot is not None
+        roomless = bool(session or by_stream) and not self.replay and (self.room is None or self.room >= 0)
         if not roomless and len(counts) >= (self.spec.parked_max if self.room is None else self.room):
             self.stop(Fate.FULL, "no room to park more")
             return

@@ -24,7 +24,7 @@ class _Row:
     event_id: str
     dead: bool
     replay: str  # empty: the event's own delivery
-    roomless: bool  # it was not tried, because of its session
+    roomless: bool  # it was not tried, because of its session; or it is of a bot, which has a limit for each stream
 
 
 class Queued:
@@ -73,7 +73,8 @@ class Queued:
             require(not published, f"{row.event.event_id} waits for a key that is published")
             require(name in current, f"{row.event.event_id} is parked for {name}, which is not there")
             one, event = was.one if was else current[name], row.event
-            roomless = bool(event.session) and not event.replay_id
+            by_stream = self._store.tables.is_bot(name)
+            roomless = bool(event.session or by_stream) and not event.replay_id
             found[number] = _Row(name, one, event.event_id, dead, event.replay_id, roomless)
             require(found[number].one == current[name], f"{name} has inherited what was parked for another")
         return found

@@ -12,6 +12,7 @@ STREAMS = ("orders", "users")
 BOT = "bot"
 OPS = ("insert", "update", "delete")
 ROWS_PER_TRANSACTION_MAX = 3
+_RETRY_WAITS_S = (2.0, 3.0, 5.0, 8.0, 13.0, 21.0, 21.0)  # waits made for days would never be met
 
 
 @dataclass(frozen=True)
@@ -173,6 +174,7 @@ def _spec(
         ordered=rng.random() < 0.3,
         bundle=rng.choice((1, 1, 1, 4)),
         parked_max=_parked_max(rng, rows_max),
+        retry_waits_s=_RETRY_WAITS_S,
     )
 
 

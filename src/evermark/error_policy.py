@@ -41,6 +41,14 @@ def action_after(error: BaseException, failures: int) -> Action:
     return Action.RETRY if is_unknown else action_for(error)
 
 
+def action_while_reading(error: BaseException, failures: int) -> Action:
+    """The same for a partition that was being read: a key that ran out or a grant that was taken away is put right
+    elsewhere, and nobody should have to restart for it.
+    """
+    denied = isinstance(error, EvermarkError) and error.kind is Kind.DENIED
+    return Action.RETRY if denied else action_after(error, failures)
+
+
 def backoff_s(attempt: int, *, base_s: float = 0.5, max_s: float = 60.0) -> float:
     """Exponential, without jitter: the caller adds it, so that this stays a pure function."""
     return float(min(max_s, base_s * 2 ** min(attempt, 16)))

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from evermark.error_policy import UNKNOWN_TRIES, Action, action_after, action_for, backoff_s
+from evermark.error_policy import UNKNOWN_TRIES, Action, action_after, action_for, action_while_reading, backoff_s
 from evermark.errors import (
     BusyError,
     ConfigError,
     ConflictError,
+    DeniedError,
     DiskFullError,
     EvermarkError,
     FormatError,
@@ -21,6 +22,7 @@ KNOWN = [
     (UnreachableError("x"), Action.RETRY),
     (BusyError("x"), Action.RETRY),
     (DiskFullError("x"), Action.RETRY),
+    (DeniedError("x"), Action.STOP),
     (StaleError("x"), Action.STEP_DOWN),
     (ConflictError("x"), Action.STEP_DOWN),
     (GapError("x"), Action.STOP),
@@ -42,6 +44,12 @@ def test_an_unknown_error_is_tried_five_times_and_then_stops() -> None:
     assert action_for(error) is Action.STOP
     tries = [action_after(error, failures) for failures in range(1, UNKNOWN_TRIES + 2)]
     assert tries == [Action.RETRY] * 5 + [Action.STOP]
+
+
+def test_a_permission_that_is_lost_while_reading_is_waited_for() -> None:
+    """GIVEN a refused key WHEN a partition is read THEN it is tried again; what stops otherwise stops there, too."""
+    assert action_while_reading(DeniedError("403"), 1_000) is Action.RETRY
+    assert action_while_reading(FormatError("x"), 1) is Action.STOP
 
 
 def test_an_error_that_is_not_ours_stops_at_once() -> None:

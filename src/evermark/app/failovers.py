@@ -30,6 +30,7 @@ class Failovers:
         self._status = PostgresStatus(stores.state)
         self._reader = reader
         self._looked: dict[tuple[str, int], CursorVector] = {}
+        self._pieces: dict[str, PieceReader] = {}  # by source, for one look: its files are opened once for all
 
     def look(self, heads: Mapping[SourcePartition, int]) -> None:
         store, known = self._stores.delivery, self._status.failovers()
@@ -39,6 +40,7 @@ class Failovers:
         cursors = store.cursors_outside() if failing else {}
         noted: list[Failover] = []
         looked: dict[tuple[str, int], CursorVector] = {}
+        self._pieces.clear()
         for name, one in list(failing.items())[:_AT_ONCE_MAX]:
             at = (name, one.generation)
             if name not in cursors or self._looked.get(at) == cursors[name]:
@@ -68,6 +70,11 @@ class Failovers:
                 found.append((row[0], Failover(subscription.name, subscription.generation, place, row[1], row[2])))
         return min(found, key=lambda one: str(one[0]))[1] if found else None
 
+    def _pieces_of(self, source: str) -> PieceReader:
+        if source not in self._pieces:
+            self._pieces[source] = PieceReader(self._reader(source))
+        return self._pieces[source]
+
     def _first_in(
         self, place: SourcePartition, cursor: Cursor, head: int, subscription: Subscription
     ) -> tuple[object, int, str] | None:
@@ -75,7 +82,7 @@ class Failovers:
         spec = subscription.spec
         wish = Wish(spec.streams, spec.ops, spec.where)
         wishes = Wishes([] if spec.bot is not None else [wish])
-        reader, scanned, first = PieceReader(self._reader(place.source)), 0, None
+        reader, scanned, first = self._pieces_of(place.source), 0, None
         while cursor.batch < head and scanned < _SCANNED_ROWS_MAX:
             piece = reader.next(place.partition, cursor.batch, cursor.through, head, _ROWS, _BYTES)
             rows = piece.rows

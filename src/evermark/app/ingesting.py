@@ -305,17 +305,20 @@ class SourceRunner(SavingNews):
             "a gap was found; it is being closed", partition=partition, error=error, recovery=recovery.id
         )
         self.metrics.gaps.labels(self.name, partition).inc()
-        self._ask_for_resync(partition)
+        self._ask_for_resync(recovery)
 
-    def _ask_for_resync(self, partition: int) -> None:
+    def _ask_for_resync(self, recovery: Recovery) -> None:
         """A gap is closed whatever its size. Behind a large one, followers do better to take their state anew."""
-        now, gaps = datetime.now(UTC), self.deployment.reading.gaps
+        partition, gaps = recovery.partition, self.deployment.reading.gaps
+        now = recovery.opened_at
         try:
             last = self.works.newest([partition]).get(partition)
-        except Exception as error:  # noqa: BLE001 - how large it is, is only worth a hint
-            self._repair_log.debug("the size of the gap is not known", partition=partition, error=error)
+            large = last is not None and gaps.is_large(last.event_time or last.at, now)
+            is_news = large and self.deployment.recoveries.set_large(recovery)
+        except Exception as error:  # noqa: BLE001 - asked again with the next try to close it
+            self._repair_log.warning("the size of the gap is not known", partition=partition, error=error)
             return
-        if last is not None and gaps.is_large(last.event_time or last.at, now):
+        if last is not None and is_news:
             since = (last.event_time or last.at).isoformat()
             self.metrics.resyncs.labels(self.name, partition).inc()
             self.board.resync(self.name, partition, now)
@@ -325,6 +328,7 @@ class SourceRunner(SavingNews):
             )  # fmt: skip
 
     def begun(self, recovery: Recovery) -> None:
+        self._ask_for_resync(recovery)  # if it was opened by a process that died before it had said so
         said = f"failover: {recovery.reason}"
         hint = "it is being closed; see the log"
         self.board.put(self.name, recovery.partition, PartitionHealth.STALE, said, hint, repairing=True)

@@ -27,6 +27,8 @@ from evermark.delivery.replay.plan import Replayed, ReplayWork
 from evermark.delivery.run.matched_here import has_exact_steps, is_small, matched_here
 from evermark.delivery.run.post import Posting, timed
 from evermark.delivery.sinks import Sinks
+from evermark.delivery.store.postgres_rates import PostgresRates
+from evermark.delivery.webhook.client import use_rates
 from evermark.delivery.work import Assignment, DeliveryOptions, Result, Span, fold
 from evermark.errors import EngineError, EvermarkError
 from evermark.ingest.pieces import Piece, ReadFrom
@@ -207,6 +209,7 @@ def run_lane(lane: str) -> None:
         work = cast("LaneWork", end.call("lane", lane))
         # Not by the lane alone: a process may run it again when its first attempt failed, and must not be taken for it.
         deployment = open_in_lane(work.parts, f"{lane}-{uuid.uuid4().hex[:8]}")
+        use_rates(lambda: PostgresRates(deployment.state))
         try:
             _Lane(lane, end, orders, work, deployment).run()
         finally:

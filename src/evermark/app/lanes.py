@@ -24,6 +24,7 @@ from evermark.app.lane import (
     run_lane,
     source_part,
 )
+from evermark.delivery.store.postgres_rates import SharedRates
 from evermark.error_policy import backoff_s
 from evermark.errors import EvermarkError, NotFoundError
 from evermark.observe.health import HealthBoard
@@ -33,6 +34,7 @@ from evermark.runtime import Threads, Wake, any_set
 from evermark.secrets import SecretBox
 from evermark.sources.base import Limit
 from evermark.spark.channel import Channel, News
+from evermark.state.connection import schema_for
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -109,7 +111,9 @@ class Lanes:
         self._stopping = self._runtime.wake()
         self._hurry = self._runtime.wake()
         self._log = get_logger(part="lanes")
-        deliverer = SparkDeliverer(context, box)
+        parts = works[0].parts
+        rates = SharedRates(parts.state_dsn, schema_for(parts.name))
+        deliverer = SparkDeliverer(context, box, rates.use)
         serves: dict[str, Callable[..., Any]] = {
             "lane": self._work_of,
             "write_pieces": lambda of, pieces: written_by_tasks(context, of, pieces),

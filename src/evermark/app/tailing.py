@@ -38,7 +38,7 @@ class DeploymentTail:
     def troubles(self) -> Mapping[SourcePartition, Trouble]:
         at, found = self._troubles
         if self._clock() - at >= _TROUBLES_EVERY_S:
-            found = {SourcePartition(*place): Trouble(*told) for place, told in self._recoveries.left_open().items()}
+            found = {SourcePartition(*place): Trouble(*told) for place, told in self._recoveries.to_tell().items()}
             self._troubles = self._clock(), found
         return found
 

@@ -43,6 +43,7 @@ class EtcdRows:
         self._prefix = prefix
         self._clients = [self._client(endpoint) for endpoint in settings.endpoints]
         self._lock = threading.Lock()
+        self._logging_in = threading.Lock()
 
     def _client(self, endpoint: str) -> Etcd3Client:
         at = urlsplit(endpoint)
@@ -112,17 +113,23 @@ class EtcdRows:
         """A token of etcd runs out after minutes without use: then the user logs in again, once."""
         if self._settings.user is None:
             return call(client)
-        if "Authorization" in client.session.headers:
+        token = client.session.headers.get("Authorization")
+        if token is not None:
             try:
                 return call(client)
             except Etcd3Exception as error:
                 if "invalid auth token" not in _said(error):
                     raise
+        with self._logging_in:  # threads share the client: one of them logs in, and the others use its token
+            if client.session.headers.get("Authorization") == token:
+                self._log_in(client)
+        return call(client)
+
+    def _log_in(self, client: Etcd3Client) -> None:
         client.session.headers.pop("Authorization", None)
         password = opened(self._settings.password) if self._settings.password is not None else ""
         given = {"name": self._settings.user, "password": password}
         client.session.headers["Authorization"] = client.post(client.get_url("/auth/authenticate"), json=given)["token"]
-        return call(client)
 
 
 def _stored(value: bytes, metadata: Any) -> Stored:

@@ -88,6 +88,7 @@ subscriptions:
     #allow_networks: [10.0.0.0/8]   # private networks this subscription may reach
     #body_limit: 1MiB
     #parked_limit: 10000
+    #retry_waits: [5s, 5m, 30m, 2h, 5h, 10h, 10h]   # of an event that was refused; then it is dead
     #ttl: 7d                        # what could not be delivered for so long is given up, and counted; 0: never
 
 # Subscriptions that act for a user of block streams (a source of type blocks); the keys above, and these.

@@ -20,6 +20,7 @@ _FIELDS = {
     "rate": "rate_per_s",
     "body_limit": "body_bytes_max",
     "parked_limit": "parked_max",
+    "retry_waits": "retry_waits_s",
     "ttl": "ttl_s",
 }
 # Stand for what a change does not name, so that the rules of the whole can be asked; they are used for nothing else.

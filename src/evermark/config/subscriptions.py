@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from evermark.config.addresses import check_url, network
-from evermark.delivery.base import MadeBy, SubscriptionSpec
+from evermark.delivery.base import RETRY_WAITS_S, MadeBy, SubscriptionSpec
 from evermark.event import UNDELIVERED_OPS, Op
 from evermark.secrets import Secret, SecretBox
 from evermark.settings.fields import Duration, Model, Rate, Size, Whole, between, refusal
@@ -139,6 +139,15 @@ class SubscriptionConfig(Model):
     parked_limit: Annotated[
         Whole, Field(ge=1, le=10_000_000, description="With so many parked deliveries the subscription stops.")
     ] = 10_000
+    retry_waits: Annotated[
+        tuple[Annotated[Duration, between(timedelta(seconds=1), timedelta(days=7))], ...],
+        Field(
+            min_length=1,
+            max_length=20,
+            title="Durations",
+            description="How long a refused event waits before each retry: 5s,5m,30m; then it is dead.",
+        ),
+    ] = tuple(timedelta(seconds=wait_s) for wait_s in RETRY_WAITS_S)
     ttl: Annotated[
         Duration,
         BeforeValidator(_zero),
@@ -181,6 +190,7 @@ class SubscriptionConfig(Model):
             allow_networks=self.allow_networks,
             body_bytes_max=self.body_limit,
             parked_max=self.parked_limit,
+            retry_waits_s=tuple(wait.total_seconds() for wait in self.retry_waits),
             ttl_s=self.ttl.total_seconds(),
             made_by=MadeBy.FILE,
         )

@@ -42,6 +42,9 @@ CursorVector = Mapping[SourcePartition, Cursor]
 # With `ordered`, events of one (partition, stream, key) keep their order. Two streams may use the same keys.
 HeldKey = tuple[SourcePartition, str, str]
 
+# How long a refused event waits before each retry, where its subscription does not say otherwise.
+RETRY_WAITS_S: tuple[float, ...] = (5, 300, 1_800, 7_200, 18_000, 36_000, 36_000)
+
 CLAIM_MAX = 10_000  # rows that one call may return
 SECRETS_MAX = 8  # of one subscription, while they are rotated
 
@@ -49,8 +52,9 @@ SESSION_CHARS_MAX = 200
 KEY_CHARS_MAX = 8192
 KEYS_AT_ONCE_MAX = 100
 KEYS_MAX = 100_000  # of one device
-# Events of one stream that may wait for their session keys; beyond it the oldest expire. Once the keys came, as many
-# events of a stream may be on their way out without counting for `parked_max`.
+# Events of one stream of a bot that may wait for their session keys, and as many that were refused or stand behind
+# refused ones; beyond it the oldest expire. Once the keys came, as many events of a stream may be on their way out
+# without counting for `parked_max`.
 WAITING_MAX = 100_000
 ASK_EVERY = timedelta(seconds=5)
 ASK_EVERY_MAX = timedelta(minutes=5)
@@ -110,6 +114,7 @@ class SubscriptionSpec:
     allow_networks: tuple[str, ...] = ()
     body_bytes_max: int = 1024 * 1024
     parked_max: int = 10_000
+    retry_waits_s: tuple[float, ...] = RETRY_WAITS_S  # of a refused event: before each retry; then it is dead
     ttl_s: float = 7 * 86_400.0  # an event that could not be delivered for this long is passed over; 0: never
     made_by: MadeBy = MadeBy.FILE
     bot: BotSpec | None = None
@@ -267,6 +272,7 @@ class BotView:
     partly: Mapping[str, tuple[Stay, ...]] = field(default_factory=dict)  # streams whose membership changes in the span
     inboxes: frozenset[str] = frozenset()
     clear: frozenset[str] = frozenset()  # sessions whose events may be sent; events of any other session are parked
+    stopped: frozenset[str] = frozenset()  # streams with `parked_max` refused events: theirs are parked untried
 
     @property
     def streams(self) -> frozenset[str]:
@@ -312,8 +318,9 @@ class KeyWanted:
 
 @dataclass(frozen=True)
 class Surplus:
-    """The events of one stream of a bot that wait beyond the limit: all up to the row `through`."""
+    """The events of one stream of a bot that are parked beyond the limit: all up to the row `through`."""
 
     subscription: str
     stream: str
     through: int
+    waits: bool = True  # for session keys; False: they were refused, or stand behind refused ones

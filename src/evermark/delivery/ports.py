@@ -22,7 +22,7 @@ Contract of a `DeliveryStore` and its parts (checked over every backend by `Deli
   `register`) it is decided anew for all events that were not tried yet and are not under way. No untried event of a
   session is claimed without its key, nor before every event of the session that was parked earlier.
 - Events that wait for a key do not count for `parked_max`. Each stream of a bot keeps its newest `WAITING_MAX`;
-  `expire_waiting` removes older ones, counted as `expired`.
+  `expire_surplus` removes older ones, counted as `expired`.
 - `keys_wanted` names a (bot, session) at most once in `ASK_EVERY`, across crashes too.
 - Subscriptions are spread over shards, each with a live group and a lease of its own. A store is that of one shard:
   `group`, `outside`, `open_partition`, `settle_group` and `join` are about this shard; its writes take the epoch of its
@@ -164,11 +164,16 @@ class BotStore(Protocol):
         """Make due the events that wait although they need not: the key is there, or the bot has no device. Returns how
         many. And the other way round: events that were under way when their key was withdrawn wait for it again."""
 
-    def waiting_beyond(self, keep: int = WAITING_MAX) -> list[Surplus]:
-        """The streams of bots with more than `keep` first deliveries waiting. Counts all that wait: for a sweep."""
+    def stopped(self, subscriptions: Collection[str]) -> dict[str, frozenset[str]]:
+        """Per bot: streams with `parked_max` first deliveries or more that were refused, or stand behind those. Later
+        events of such a stream are parked untried."""
 
-    def expire_waiting(self, surplus: Surplus, epoch: int, limit: int = 1000) -> int:
-        """Remove events of it that still wait, the oldest first; counted as `expired`. Returns how many."""
+    def surplus(self, keep: int = WAITING_MAX) -> list[Surplus]:
+        """The streams of bots with more than `keep` first deliveries that wait for keys, or that were refused or stand
+        behind refused ones. Counts all of them: for a sweep."""
+
+    def expire_surplus(self, surplus: Surplus, now: datetime, epoch: int, limit: int = 1000) -> int:
+        """Remove events of it, the oldest first, but for those under way; counted as `expired`. Returns how many."""
 
     def keys_wanted(self, now: datetime, limit: int, epoch: int) -> list[KeyWanted]:
         """Sessions whose keys are to be asked for now; each is noted as asked for before this returns. One session of

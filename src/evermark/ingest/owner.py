@@ -14,7 +14,7 @@ from typing import Protocol
 from evermark.breaker import Breaker, BreakerLimits, BreakerState
 from evermark.cluster.fence import source_lease
 from evermark.cluster.holding import Candidate, HeldLease
-from evermark.error_policy import Action, action_after, action_for, backoff_s
+from evermark.error_policy import Action, action_for, action_while_reading, backoff_s
 from evermark.errors import EvermarkError, GapError, StaleError, known
 from evermark.event import Seen
 from evermark.ingest.copying.steps import Copier
@@ -264,9 +264,15 @@ class SourceOwner:
             return {}
         plan = ReadPlan(starts, {p: r.batch for p, r in resumes.items()}, {p: r.repeats_to for p, r in resumes.items()})
         try:
-            return self.works.read(plan, taker, self.news.taken, ends)
+            return self.works.read(plan, taker, self._taken, ends)
         except EvermarkError as error:
             return {WHOLE_SOURCE: error}
+
+    def _taken(self, taken: Taken) -> None:
+        """A batch that was taken is the success that closes the partition's breaker."""
+        if self._trouble.pop(taken.partition, None) is not None:
+            self.news.reading([taken.partition])
+        self.news.taken(taken)
 
     def _ready_partitions(self, repaired: set[int]) -> tuple[list[int], float | None]:
         """The partitions that may be read now, and in how many seconds another may be."""
@@ -284,7 +290,7 @@ class SourceOwner:
             breaker = trouble.breaker
             breaker.failed(now)
             again_in_s: float | None = None
-            if action_after(error, breaker.failures) is not Action.STOP or not is_sure:
+            if action_while_reading(error, breaker.failures) is not Action.STOP or not is_sure:
                 pause_s = backoff_s(breaker.failures - 1, max_s=self.limits.breaker.timeout_s) * jitter
                 again_in_s = breaker.wait_s(now) or pause_s
                 trouble.not_before = now + again_in_s
@@ -299,7 +305,10 @@ class SourceOwner:
             self._log.warning("stepping down", error=error)
             return
         self._note_failure(dict.fromkeys(self.partitions(), error))
-        self._runtime.wait(self.limits.look_every_s, self._stopping)
+        # As long as the partitions wait: the lease is not taken anew only to fail again.
+        not_before = [trouble.not_before for trouble in self._trouble.values() if not trouble.stopped]
+        wait_s = min(not_before, default=0.0) - self._runtime.monotonic()
+        self._runtime.wait(max(self.limits.look_every_s, wait_s), self._stopping)
 
     # what repairing asks of its owner
 

@@ -88,11 +88,13 @@ class CheckpointSaver:
             self._save_if_due(partition, self.clock())
 
     def save_rest(self, partitions: Iterable[int]) -> None:
-        """Reading ends: save all that waits, even if the store was away a moment ago, within the time there is."""
+        """Reading ends: save all that waits, even if the store was away a moment ago, within the time there is, and
+        up to the first that the store does not take: each may take seconds to fail.
+        """
         deadline = self.clock() + self.policy.last_s
         for partition in partitions:
-            if partition in self._waiting and self.clock() < deadline:
-                self._try(partition)
+            if partition in self._waiting and (self.clock() >= deadline or not self._try(partition)):
+                return
 
     def forget(self, partition: int) -> None:
         """Its reading begins anew, perhaps elsewhere: what waited belongs to the past."""
@@ -108,7 +110,7 @@ class CheckpointSaver:
         if self.policy.due(now - waiting.since, waiting.events) and not self.breaker.wait_s(now):
             self._try(partition)
 
-    def _try(self, partition: int) -> None:
+    def _try(self, partition: int) -> bool:
         try:
             self.save(partition, self._waiting[partition].checkpoint)
         except AWAY as error:
@@ -116,3 +118,5 @@ class CheckpointSaver:
             self.breaker.failed(now)
             self._is_away = True
             self.news.away(partition, error, self.breaker.state(now))
+            return False
+        return True

@@ -66,6 +66,7 @@ class SubscriptionAnswer(Answer):
     allow_networks: list[str]
     body_limit: int
     parked_limit: int
+    retry_waits: list[str]
     ttl: str
     made_by: MadeBy
     secrets: list[SecretAnswer]
@@ -90,6 +91,7 @@ class SubscriptionAnswer(Answer):
             "headers": sorted(spec.headers),
             "body_limit": spec.body_bytes_max,
             "parked_limit": spec.parked_max,
+            "retry_waits": [durations.show(timedelta(seconds=wait_s)) for wait_s in spec.retry_waits_s],
             "ttl": durations.show(timedelta(seconds=spec.ttl_s)),
             "secrets": [SecretAnswer(expires_at=end) for end in secret_ends(spec)],
         }

@@ -104,7 +104,7 @@ class SparkDeliverer(SparkReplays):
         if not mine:
             return fold(assignments, [])
         here = not any(assignment.spec.where for assignment in mine)
-        posting = Posting(tuple(mine), self._box, options)
+        posting = Posting(tuple(mine), self._box, options, self._share_rates)
         spans = ", ".join(f"{span.after + 1} to {span.to}" for span, _ in by_span(mine)[:3])
         failed = f"delivery of batches {spans} failed"
         if here:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
@@ -111,8 +111,11 @@ class _Send:
     found: tuple[I64, I64] | None  # None: the task looks for itself
     box: SecretBox
     deadline: float
+    share_rates: Callable[[], None] | None = None
 
     def __call__(self, _number: int) -> Iterator[Report]:
+        if self.share_rates is not None:
+            self.share_rates()
         room, held = self.work.parked_room, Counter(self.work.held)
         for job, looked_at in ahead(self._jobs(), depth=1, low_priority=True):
             row, parked = self._send(replace(job, held=held_lines(job.events, held), parked_room=room), looked_at)
@@ -156,7 +159,8 @@ class SparkReplays:
     slice is posted: finding computes, posting mostly waits.
     """
 
-    def __init__(self, context: SparkContext, box: SecretBox) -> None:
+    def __init__(self, context: SparkContext, box: SecretBox, share_rates: Callable[[], None] | None = None) -> None:
+        self._share_rates = share_rates
         self._context = context
         self._box = box
         self._finders = ThreadPoolExecutor(FINDERS, thread_name_prefix="replay-find")
@@ -172,7 +176,7 @@ class SparkReplays:
                 return folded(work, [], limit)
             codes, numbers = (column.to_numpy() for column in found.columns)
             places = codes, numbers
-        send = _Send(work, places, self._box, time.time() + work.budget_s)
+        send = _Send(work, places, self._box, time.time() + work.budget_s, self._share_rates)
         rows = run_tasks(self._context, 1, send, _failed(work))
         return folded(work, [_round(row) for row in rows], limit)
 

@@ -49,6 +49,7 @@ class ObjectStore:
     def __init__(self, root: str, access: Access) -> None:
         self._root, self._access = root, access
         self._library = _library()
+        self._keys = access.credentials()
         self._store = _opened(root, access)
 
     def __repr__(self) -> str:
@@ -166,6 +167,17 @@ class ObjectStore:
         return _said(error, where) if _OF_A_STORE.search(str(error)) else None
 
     def _ask(self, place: Place, ask: Callable[[str], T]) -> T:
+        """Keys that were replaced where they are kept are used from the first refusal of the old ones on."""
+        try:
+            return self._asked(place, ask)
+        except DeniedError:
+            keys = self._access.credentials()
+            if keys == self._keys:
+                raise
+            self._keys, self._store = keys, _opened(self._root, self._access)
+            return self._asked(place, ask)
+
+    def _asked(self, place: Place, ask: Callable[[str], T]) -> T:
         assert isinstance(place, Url)  # noqa: S101 - a path has another adapter
         try:
             return ask(place.key)

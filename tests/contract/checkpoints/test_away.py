@@ -19,6 +19,7 @@ from evermark.ingest.take import Taker, take_each
 from evermark.state.connection import State
 from evermark.testing.etcds import Etcd, etcd_server
 from evermark.testing.mongods import mongo_replica_set
+from evermark.testing.tcp_proxy import TcpProxy
 from evermark.testing.until import until
 from tests.unit.ingest.ingest_world import World, position
 
@@ -51,17 +52,39 @@ class MongoStore:
         self._servers.primary()
 
 
-@pytest.fixture(params=["etcd", "mongo"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
-    """A store of this test's own: it is killed."""
-    if request.param == "etcd":
+class HangingStore:
+    """A store whose network loses everything: nobody hears that it is away."""
+
+    def __init__(self, proxy: TcpProxy, settings: dict[str, Any]) -> None:
+        self.settings = settings
+        self.kill, self.start = proxy.hang, proxy.restore
+
+
+@pytest.fixture(params=["etcd", "mongo", "etcd hangs", "mongo hangs"])
+def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
+    """A store of this test's own: it is killed, or nothing passes between it and the owner."""
+    backend, _, hangs = request.param.partition(" ")
+    if hangs:
+        monkeypatch.setattr("evermark.checkpoints.etcd.TIMEOUT_S", 0.5)
+    if backend == "etcd":
         request.getfixturevalue("etcd")  # skips where there is none
         with etcd_server(tmp_path / "etcd") as server:
-            yield EtcdStore(server)
+            if not hangs:
+                yield EtcdStore(server)
+                return
+            with TcpProxy("127.0.0.1", server.port) as proxy:
+                url = f"http://127.0.0.1:{proxy.port}"
+                yield HangingStore(proxy, {"backend": "etcd", "etcd": {"endpoints": url}})
     else:
         request.getfixturevalue("mongod")
         with mongo_replica_set(tmp_path / "mongo") as servers:
-            yield MongoStore(servers)
+            if not hangs:
+                yield MongoStore(servers)
+                return
+            with TcpProxy("127.0.0.1", servers.members[0].port) as proxy:
+                waits = "serverSelectionTimeoutMS=300&connectTimeoutMS=500&socketTimeoutMS=500"
+                url = f"mongodb://127.0.0.1:{proxy.port}/?directConnection=true&{waits}"
+                yield HangingStore(proxy, {"backend": "mongo", "mongo": {"url": url}})
 
 
 class Owner:
@@ -100,9 +123,9 @@ class Owner:
 
 
 def test_s13_a_store_that_is_lost_and_comes_back_costs_nothing(store: Store) -> None:
-    """GIVEN an owner WHEN its store is killed THEN batches go into the log, the source is not confirmed, the breaker
-    opens; another owner begins meanwhile where the log ends; when the store is back its checkpoint is saved by itself,
-    the source is confirmed, and each event is in the log once."""
+    """GIVEN an owner WHEN its store is killed, or hangs, THEN batches go into the log, the source is not confirmed, the
+    breaker opens; another owner begins meanwhile where the log ends; when the store is back its checkpoint is saved by
+    itself, the source is confirmed, and each event is in the log once."""
     world = World(count=60)
     first = Owner(world, store.settings, 1)
     first.begin()

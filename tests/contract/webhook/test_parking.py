@@ -10,7 +10,7 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 
-from evermark.delivery.base import Fate
+from evermark.delivery.base import BotSpec, Fate
 from evermark.delivery.decide.answers import Verdict
 from evermark.delivery.webhook import body, dispatch
 from evermark.delivery.webhook.base import Job, Try
@@ -57,6 +57,22 @@ def test_d10_a_parked_event_knows_its_stream(receiver: Receiver, sink: WebhookSi
     receiver.answer = lambda got: 400
     outcome = one_outcome(sink.deliver([Job(spec_for(receiver.url), events(1, stream="public.users"))], 5))
     assert [(one.stream, one.key) for one in outcome.parked] == [("public.users", "0")]
+
+
+def test_d6_what_a_bot_refuses_in_one_stream_stops_that_stream_alone(receiver: Receiver, sink: WebhookSink) -> None:
+    """GIVEN a bot that refuses one room WHEN its limit is met THEN that room's are parked unasked, others are sent."""
+    bad, good = events(5, stream="bad"), events(5, stream="good")
+    rows = pa.concat_tables([bad, good.set_column(0, good.schema.field(0), pa.array([f"g{n}" for n in range(5)]))])
+
+    receiver.answer = lambda got: 400 if b"bad" in got.body else 204
+    spec = spec_for(receiver.url, bot=BotSpec("shop", "u"), parked_max=2, concurrency=1)
+    (outcome,) = [result.outcome for result in sink.deliver([Job(spec, rows)], 5)]
+    assert (outcome.fate, outcome.accepted, len(outcome.parked)) == (Fate.DONE, 5, 5)
+    assert [event.status for event in outcome.parked] == [400, 400, None, None, None]
+    before = len(receiver.got)
+    (again,) = [result.outcome for result in sink.deliver([Job(spec, rows, stopped=frozenset({"bad"}))], 5)]
+    assert (again.fate, again.accepted, {event.status for event in again.parked}) == (Fate.DONE, 5, {None})
+    assert len(receiver.got) - before == 5
 
 
 def _tries(receiver: Receiver, count: int, **settings: object) -> list[Try]:

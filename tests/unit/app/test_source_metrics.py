@@ -44,10 +44,12 @@ class Scene:
 
     def __init__(self, folder: Path, limits: ReadingLimits | None = None) -> None:
         self.board, self.metrics = HealthBoard(), Metrics()
+        self.large: set[int] = set()
         limits = limits or ReadingLimits()
         source: Any = SimpleNamespace(partitions=lambda: [0])
         stores: Any = SimpleNamespace(
-            sources={"shop": source}, reading=limits, log_folder=lambda _: folder, recoveries=None, copies=None,
+            sources={"shop": source}, reading=limits, log_folder=lambda _: folder, copies=None,
+            recoveries=SimpleNamespace(set_large=self.set_large),
             leases=None, holder=None, heads=None, checkpoints=None, replays=None, store_breaker=Breaker(limits.breaker),
         )  # fmt: skip
         self.stores = stores
@@ -56,6 +58,10 @@ class Scene:
         self.works = LaneWorks(stores, tasks, "shop", self.metrics, Limit(), Threads())
         self.runner = SourceRunner(stores, self.works, "shop", self.board, self.metrics, delivery, Threads())
         self.works.newest = lambda partitions: {0: Seen("e", NOW - timedelta(days=1), NOW)}  # type: ignore[method-assign]
+
+    def set_large(self, recovery: Recovery) -> bool:
+        news, self.large = recovery.id not in self.large, self.large | {recovery.id}
+        return news
 
     def value(self, name: str, **labels: str) -> float:
         found = self.metrics.registry.get_sample_value(f"evermark_{name}", {"source": "shop", **labels})
@@ -189,9 +195,27 @@ def test_a_large_gap_asks_followers_to_take_their_state_anew(tmp_path: Path) -> 
     """GIVEN a last event a day ago WHEN a gap is found THEN health says when; a last event a minute ago asks nobody."""
     scene = Scene(tmp_path)
     scene.runner.opened(recovery(), GapError("lost"))
+    scene.runner.begun(recovery())
     assert scene.board.partitions()["shop/0"].resync_at is not None
+    assert scene.value("resyncs_total", **PART) == 1
     scene = Scene(tmp_path)
     scene.works.newest = lambda partitions: {0: Seen("e", NOW, NOW)}  # type: ignore[method-assign]
     scene.runner.opened(recovery(), GapError("lost"))
     assert scene.value("resyncs_total", **PART) == 0
     assert "shop/0" not in scene.board.partitions()
+
+
+def test_s4_a_missing_piece_alarms_once_and_the_alarm_ends_when_it_is_closed(tmp_path: Path) -> None:
+    """GIVEN a gap WHEN it is tried to be closed three times, and then is THEN it was counted once, the partition was
+    stale meanwhile, and nothing is left of the alarm."""
+    scene = Scene(tmp_path)
+    scene.runner.reading([0])
+    scene.runner.opened(recovery(), GapError("lost"))
+    for _ in range(3):
+        scene.runner.begun(recovery())
+        assert scene.board.partitions()["shop/0"].state is PartitionHealth.STALE
+    scene.runner.ended(recovery(), None)
+    scene.runner.reading([0])
+    assert (scene.value("gaps_total", **PART), scene.value("resyncs_total", **PART)) == (1, 1)
+    shown = scene.board.partitions()["shop/0"]
+    assert (shown.state, shown.reason, shown.repairing) == (PartitionHealth.HEALTHY, "", False)

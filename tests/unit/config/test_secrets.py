@@ -85,6 +85,7 @@ def test_a_subscription_becomes_a_spec_with_its_secrets_sealed(folder: Path, box
         allow_networks="[10.0.0.0/8, 192.168.1.7]",
         body_limit="64KiB",
         parked_limit="7",
+        retry_waits="[1s, 90m]",
     )
     spec = read(folder, text).subscriptions["billing"].to_spec("billing", box)
     assert [box.open(sealed) for sealed in spec.secrets] == [WHSEC, second]
@@ -101,3 +102,4 @@ def test_a_subscription_becomes_a_spec_with_its_secrets_sealed(folder: Path, box
     assert {name: box.open(value) for name, value in spec.headers.items()} == {"X-Team": "billing"}
     assert spec.allow_networks == ("10.0.0.0/8", "192.168.1.7/32")
     assert (spec.body, spec.body_bytes_max, spec.parked_max) == ("cloudevents", 65536, 7)
+    assert spec.retry_waits_s == (1.0, 5400.0)

@@ -106,6 +106,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (subscription(rate="10/d"), "billing.rate: expected a number of requests"),
         (subscription(body_limit="1"), "billing.body_limit: must be between"),
         (subscription(body_limit="1 elephant"), "billing.body_limit: expected a number of bytes"),
+        (subscription(retry_waits="[5s, 10ms]"), "billing.retry_waits[1]: must be between 1s and 7d"),
+        (subscription(retry_waits="[]"), "billing.retry_waits: must have at least 1 entries"),
         (subscription(parked_limit="0"), "billing.parked_limit: must be at least 1"),
         (subscription(allow_networks="[10.0.0.1/8]"), "billing.allow_networks[0]: expected a network"),
         (subscription(headers="{webhook-id: a}"), "billing.headers.webhook-id: this header is set by evermark"),

@@ -10,7 +10,7 @@ from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any, cast
 
-from evermark.breaker import BreakerLimits
+from evermark.breaker import BreakerLimits, BreakerState
 from evermark.cluster.base import Holder, Lease
 from evermark.cluster.fence import source_lease
 from evermark.cluster.holding import Candidate
@@ -50,6 +50,7 @@ class Scene:
         self.leases = Leases(clock=self.runtime.now, is_gone=lambda _: False)
         self.recoveries = MemoryRecoveries(self.leases, self.runtime.now)
         self.outcomes: list[Failures] = []
+        self.during: Callable[[Any], object] = lambda on_taken: None
         self.readings: list[tuple[float, list[int]]] = []
         self.stopped: list[int] = []
         self.said: list[str] = []
@@ -87,6 +88,8 @@ class Scene:
 
     def read(self, plan: ReadPlan, taker: Taker, on_taken: Callable[[Taken], None], ends: Sequence[Wake]) -> Failures:
         self.readings.append((self.runtime.monotonic(), sorted(plan.starts)))
+        if 0 in plan.starts and len(self.readings) > 1:
+            self.during(on_taken)
         self.runtime.wait(1.0 if self.outcomes else 1e9, *ends)
         return self.outcomes.pop(0) if self.outcomes else {}
 
@@ -126,6 +129,30 @@ def test_s8_a_source_that_fails_again_and_again_is_left_alone_for_the_breakers_t
     assert all(pause < 1.3 for pause in pauses[:2])
     assert [round(pause) for pause in pauses[2:]] == [20, 20, 20]
     assert len(scene.readings) == 6
+
+
+def test_s4_an_idle_night_raises_no_gap_and_no_alarm() -> None:
+    """GIVEN a source without an event for ten hours WHEN its owner waits THEN it is read in one piece: no failure, no
+    gap, and nobody is told anything."""
+    scene = Scene()
+    scene.run(10 * 3600.0)
+    assert scene.read_of() == [[0, 1]]
+    assert (scene.opened, scene.stopped) == ([], [])
+    assert not [said for said in scene.said if "fail" in said or "gap" in said or "stepping" in said]
+
+
+def test_s8_a_batch_that_was_taken_closes_the_breaker_of_its_partition() -> None:
+    """GIVEN a partition that failed WHEN it is read again and a batch is taken THEN its breaker is closed at once."""
+    scene = Scene(limits=IngestLimits(breaker=BreakerLimits(threshold=1, timeout_s=20.0)))
+    states: list[BreakerState] = []
+    scene.outcomes = [{0: UnreachableError("away")}]
+    scene.during = lambda on_taken: (
+        states.append(scene.owner.breaker(0)),
+        on_taken(SimpleNamespace(partition=0)),
+        states.append(scene.owner.breaker(0)),
+    )
+    scene.run(60.0)
+    assert states[-2:] == [BreakerState.HALF_OPEN, BreakerState.CLOSED]
 
 
 def test_without_a_checkpoint_what_looks_like_a_gap_is_none() -> None:

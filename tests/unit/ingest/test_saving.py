@@ -186,7 +186,12 @@ def test_an_owner_that_begins_while_the_store_is_away_goes_on_where_the_log_ends
     scene.store.away = True
     with pytest.raises(UnreachableError):
         scene.taker.begin(0)
+    calls = scene.store.calls
+    with pytest.raises(UnreachableError):
+        scene.taker.begin(1)
+    assert scene.store.calls == calls, "of many partitions that begin at once, one waits for a store that hangs"
     scene.store.away = False
+    scene.now += 6.0
     scene.taker.begin(0)
     for _ in range(3):
         scene.take(2)
@@ -208,8 +213,10 @@ def test_s9_what_waits_is_saved_when_reading_ends_within_its_time() -> None:
     scene.taker.begin(0)
     scene.take(1)
     scene.store.away = True
-    scene.taker.save_rest([0])
+    calls = scene.store.calls
+    scene.taker.save_rest([0, 0, 0])
     assert scene.saved == 0
+    assert scene.store.calls - calls == 1, "each try may take seconds to fail"
     scene.store.away = False
     scene.taker.save_rest([0])
     assert scene.saved == 1

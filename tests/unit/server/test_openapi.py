@@ -29,8 +29,8 @@ from tests.unit.server.api_scene import BOT, SECRET, WANTED, Scene, served
 # What JSON Schema 2020-12 and OpenAPI 3.1 know, of what we use: a misspelt keyword means nothing to any reader.
 KEYWORDS = {
     "$ref", "additionalProperties", "anyOf", "const", "default", "description", "enum", "exclusiveMinimum", "format",
-    "items", "maxItems", "maxLength", "maxProperties", "maximum", "minLength", "minProperties", "minimum", "pattern",
-    "properties", "required", "title", "type", "writeOnly",
+    "items", "maxItems", "maxLength", "maxProperties", "maximum", "minItems", "minLength", "minProperties", "minimum",
+    "pattern", "properties", "required", "title", "type", "writeOnly",
 }  # fmt: skip
 TYPES = {"string", "integer", "number", "boolean", "null", "array", "object"}
 

@@ -106,7 +106,7 @@ class BotViews:
             with self.lock:
                 views = {name: self._view(wish, span) for name, wish in mine.items() if wish.user in ready}
             found |= self._narrowed(views, span)
-        return self._with_sessions(found)
+        return self._with_stopped(self._with_sessions(found))
 
     def view_of_all(
         self, spec: SubscriptionSpec, heads: dict[SourcePartition, int], replay_id: str = ""
@@ -137,6 +137,10 @@ class BotViews:
             return views
         clear = self.store.sessions_clear(names, replay_id)
         return views | {name: replace(views[name], clear=clear.get(name, frozenset())) for name in names}
+
+    def _with_stopped(self, views: dict[str, BotView]) -> dict[str, BotView]:
+        stopped = self.store.stopped([name for name, view in views.items() if view.streams]) if views else {}
+        return views | {name: replace(views[name], stopped=streams) for name, streams in stopped.items()}
 
     def _view(self, wish: BotSpec, span: Span) -> BotView:
         user = self._user(wish.source, wish.user)

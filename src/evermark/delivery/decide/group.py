@@ -55,6 +55,7 @@ class SubscriptionRecord:
     parked_max: int = 10_000
     joined_version: int = 0  # the group's version when it last joined
     generation: int = 0  # tells it from a later subscription of the same name
+    by_stream: bool = False  # a bot: `parked_max` holds for each of its streams, and stops that stream alone
 
     @property
     def is_member(self) -> bool:
@@ -255,8 +256,8 @@ def resumed(record: SubscriptionRecord) -> SubscriptionRecord:
     return record if record.is_member else clean(replace(record, state=SubscriptionState.BEHIND))
 
 
-def first_attempt_at(event: ParkedEvent, now: datetime, jitter: float) -> datetime:
-    return now + timedelta(seconds=retry.next_attempt(1, event.retry_after_s, jitter) or 0.0)
+def first_attempt_at(event: ParkedEvent, now: datetime, jitter: float, waits_s: Sequence[float]) -> datetime:
+    return now + timedelta(seconds=retry.next_attempt(1, event.retry_after_s, jitter, waits_s) or 0.0)
 
 
 def attempts_made(event: ParkedEvent) -> int:
@@ -297,7 +298,7 @@ def shortened(reason: str) -> str:
 
 
 def _after_done(record: SubscriptionRecord, outcome: Outcome, parked_now: int, now: datetime, jitter: Jitter) -> Step:
-    more_parked = sum(not event.session for event in outcome.parked)
+    more_parked = 0 if record.by_stream else sum(not event.session for event in outcome.parked)
     if outcome.parked and parked_now + more_parked > record.parked_max:
         if record.is_stopped:
             return Step(record, passes=False)

@@ -47,6 +47,7 @@ CHANGEABLE = frozenset(
         "headers",
         "body_bytes_max",
         "parked_max",
+        "retry_waits_s",
         "ttl_s",
         "bot",  # but neither its source nor its user: its memberships hang on them
     }
@@ -106,7 +107,8 @@ def added(spec: SubscriptionSpec, start: CursorVector | None, owner: MadeBy | No
 def _made(spec: SubscriptionSpec, joined_version: int | None) -> SubscriptionRecord:
     """The record of a new subscription: in the live group since that version of it, or behind."""
     state = SubscriptionState.BEHIND if joined_version is None else SubscriptionState.LIVE
-    return SubscriptionRecord(spec.name, state, parked_max=spec.parked_max, joined_version=joined_version or 0)
+    record = SubscriptionRecord(spec.name, state, joined_version=joined_version or 0)
+    return replace(record, parked_max=spec.parked_max, by_stream=spec.bot is not None)
 
 
 def changed(
@@ -133,7 +135,7 @@ def changed(
 
 
 def with_spec(record: SubscriptionRecord, old: SubscriptionSpec, new: SubscriptionSpec) -> SubscriptionRecord:
-    record = replace(record, parked_max=new.parked_max)
+    record = replace(record, parked_max=new.parked_max, by_stream=new.bot is not None)
     if new.url == old.url or record.is_paused:
         return record
     # Failures of the old address say nothing about the new one.

@@ -1,7 +1,8 @@
 """When to try again. Pure: the time and the jitter are arguments.
 
-A refused event has a schedule (`SCHEDULE_S`); an endpoint that is down backs off (`endpoint_backoff_s`); a hiccup is
-answered with a second try in place (`in_place_wait_s`). `answers` says which is which.
+A refused event has the schedule of its subscription (`retry_waits_s`); an endpoint that is down backs off
+(`endpoint_backoff_s`); a hiccup is answered with a second try in place (`in_place_wait_s`). `answers` says which is
+which.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 
+from evermark.delivery.base import RETRY_WAITS_S
 from evermark.delivery.decide.answers import Verdict
 
-SCHEDULE_S: tuple[float, ...] = (5, 300, 1_800, 7_200, 18_000, 36_000, 36_000)
 RETRY_AFTER_S_MAX = 24 * 3600.0
 ENDPOINT_BACKOFF_S_MAX = 300.0
 # Waits are stretched by up to this share, never shortened: a receiver's "not before" is kept.
@@ -62,12 +63,12 @@ def _stretched(delay_s: float, retry_after: float | None, jitter: float) -> floa
 
 
 def next_attempt(
-    attempts_made: int, retry_after: float | None, jitter: float, schedule: Sequence[float] = SCHEDULE_S
+    attempts_made: int, retry_after: float | None, jitter: float, waits_s: Sequence[float] = RETRY_WAITS_S
 ) -> float | None:
     """Seconds until a parked delivery is tried again after `attempts_made` (1 or more) attempts; None: it is dead."""
-    if attempts_made > len(schedule):
+    if attempts_made > len(waits_s):
         return None
-    return _stretched(schedule[max(0, attempts_made - 1)], retry_after, jitter)
+    return _stretched(waits_s[max(0, attempts_made - 1)], retry_after, jitter)
 
 
 @dataclass(frozen=True)

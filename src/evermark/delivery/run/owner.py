@@ -17,7 +17,6 @@ from evermark.cluster.holding import Candidate, HeldLease
 from evermark.delivery.base import CursorVector, KeyWanted, MadeBy, Outcome, SourcePartition, SubscriptionSpec
 from evermark.delivery.bots.views import BotViews, Read, ViewLimits, telling
 from evermark.delivery.decide import registration
-from evermark.delivery.decide.retry import SCHEDULE_S
 from evermark.delivery.decide.shards import FIRST
 from evermark.delivery.decide.turns import ALONE_AT_ONCE, Turn, TurnClass, goes_on, next_turns
 from evermark.delivery.ports import DeliveryStore, LogView
@@ -28,7 +27,7 @@ from evermark.delivery.replay.replayer import Replayer
 from evermark.delivery.run.follower import Follower, FollowLimits
 from evermark.delivery.run.key_requests import KeyAsker
 from evermark.delivery.run.live import HandoverLimits, LiveGroup
-from evermark.delivery.run.parked_retries import CLAIM_LIMIT, ParkedQueue, Tried, sweep, sweep_waiting
+from evermark.delivery.run.parked_retries import CLAIM_LIMIT, ParkedQueue, Tried, sweep, sweep_surplus
 from evermark.delivery.webhook.base import Answer, OpenSecret, Sink
 from evermark.delivery.work import Deliverer, Span
 from evermark.error_policy import Action, action_for
@@ -58,7 +57,6 @@ class DeliveryLimits:
     follow: FollowLimits = field(default_factory=FollowLimits)
     bot_views: ViewLimits = field(default_factory=ViewLimits)
     replay: ReplayLimits = field(default_factory=ReplayLimits)
-    schedule_s: Sequence[float] = SCHEDULE_S
     alone_at_once: int = ALONE_AT_ONCE  # turns of single subscriptions that are behind
 
 
@@ -258,7 +256,7 @@ class DeliveryOwner:
         log, deliverer = works.log, works.deliverer
         now, tick, jitter, slices = runtime.now, runtime.monotonic, runtime.random, limits.replay.slices
         over = partial(any_set, ends)
-        queue = ParkedQueue(store, sink, open_secret, epoch, now, jitter, news.by_queue, limits.schedule_s)
+        queue = ParkedQueue(store, sink, open_secret, epoch, now, jitter, news.by_queue)
         asker = KeyAsker(store.bots, store.subscriptions, sink, open_secret, epoch, now, news.by_asker, tick)
         replayer = Replayer(works.replays, store, log, deliverer, epoch, now, works.sources, bot_views, tick, slices)
         replays = ReplayLoop(replayer, works.sources, news, runtime, self._log, ends, works.cores, limits.replay)
@@ -270,8 +268,8 @@ class DeliveryOwner:
         def sweep_parked() -> None:
             sweep(store, now(), epoch, over)
             store.bots.release_keyed(now(), epoch)
-            if given_up := sweep_waiting(store.bots, epoch, over):
-                self._log.warning("too many events of a stream waited for session keys", expired=given_up)
+            if given_up := sweep_surplus(store.bots, now(), epoch, over):
+                self._log.warning("too many events of one stream of a bot were parked", expired=given_up)
 
         repeated: list[tuple[str, Callable[[], object], float]] = [
             ("queue", run_queue, limits.queue_every_s),

@@ -1,7 +1,7 @@
 """Parked deliveries, tried again on their schedule. Claim → POST → settle: a crash in between re-sends, never loses.
 
-Rows that were parked for too long are given up, and so are rows of streams in which too many wait for session keys.
-They are counted, durably; the log still has the events. A few rows at a time: no other call waits for a long
+Rows that were parked for too long are given up, and so are the oldest rows of a bot's stream of which too many are
+parked. They are counted, durably; the log still has the events. A few rows at a time: no other call waits for a long
 transaction.
 """
 
@@ -13,9 +13,9 @@ from datetime import datetime, timedelta
 from functools import partial
 
 from evermark import failpoint
-from evermark.delivery.base import WAITING_MAX, Fate, Outcome, Parked, Subscription
+from evermark.delivery.base import RETRY_WAITS_S, WAITING_MAX, Fate, Outcome, Parked, Subscription
 from evermark.delivery.decide.answers import Verdict
-from evermark.delivery.decide.retry import SCHEDULE_S, next_attempt
+from evermark.delivery.decide.retry import next_attempt
 from evermark.delivery.ports import BotStore, DeliveryStore
 from evermark.delivery.webhook.base import Answer, OpenSecret, Sink, Try
 
@@ -41,7 +41,6 @@ class ParkedQueue:
     clock: Callable[[], datetime]
     jitter: Callable[[], float]
     on_tried: Callable[[Sequence[Tried]], None] = lambda _tried: None
-    schedule_s: Sequence[float] = SCHEDULE_S
 
     def run(self) -> int:
         """Try due rows, up to a limit; returns how many were claimed."""
@@ -72,7 +71,7 @@ class ParkedQueue:
             self.store.parked.delivered(taken, self.epoch)
         for parked, answer in tried:
             if answer.verdict is not Verdict.ACCEPTED:
-                self._put_back(parked, answer)
+                self._put_back(parked, answer, known[parked.subscription].spec.retry_waits_s)
         for name in sorted({parked.subscription for parked in mine}):
             generation = known[name].generation
             for outcome in endpoint_outcomes(known[name], [one for one in tried if one[0].subscription == name]):
@@ -81,8 +80,8 @@ class ParkedQueue:
         self.on_tried(tried)
         return len(claimed)
 
-    def _put_back(self, parked: Parked, answer: Answer) -> None:
-        spent, delay = after_answer(parked.attempt, answer, self.jitter(), self.schedule_s)
+    def _put_back(self, parked: Parked, answer: Answer, waits_s: Sequence[float]) -> None:
+        spent, delay = after_answer(parked.attempt, answer, self.jitter(), waits_s)
         self.store.parked.reschedule(
             parked,
             next_attempt_at=None if delay is None else self.clock() + timedelta(seconds=delay),
@@ -116,11 +115,11 @@ def endpoint_outcomes(subscription: Subscription, tried: Sequence[Tried]) -> lis
 
 
 def after_answer(
-    attempts_before: int, answer: Answer, jitter: float, schedule_s: Sequence[float] = SCHEDULE_S
+    attempts_before: int, answer: Answer, jitter: float, waits_s: Sequence[float] = RETRY_WAITS_S
 ) -> tuple[int, float | None]:
     """(attempts spent, seconds to wait or None for dead). Only a fault of the event spends an attempt."""
     if answer.verdict is Verdict.EVENT:
-        return 1, next_attempt(attempts_before + 1, answer.retry_after_s, jitter, schedule_s)
+        return 1, next_attempt(attempts_before + 1, answer.retry_after_s, jitter, waits_s)
     return 0, max(UNSPENT_DELAY_S, answer.retry_after_s or 0.0) * (1 + 0.25 * jitter)
 
 
@@ -136,13 +135,17 @@ def sweep(store: DeliveryStore, now: datetime, epoch: int, stopped: Stopped = la
     return removed
 
 
-def sweep_waiting(bots: BotStore, epoch: int, stopped: Stopped = lambda: False, keep: int = WAITING_MAX) -> int:
-    """Remove the oldest rows of streams in which more than `keep` wait for keys. Returns how many.
+def sweep_surplus(
+    bots: BotStore, now: datetime, epoch: int, stopped: Stopped = lambda: False, keep: int = WAITING_MAX
+) -> int:
+    """Remove the oldest rows of bots' streams of which more than `keep` are parked. Returns how many.
 
-    The streams are looked for once: that takes longer the more rows wait.
+    The streams are looked for once: that takes longer the more rows are parked.
     """
-    surpluses = bots.waiting_beyond(keep)
-    return sum(_until_few(partial(bots.expire_waiting, surplus, epoch, SWEEP_ROWS), stopped) for surplus in surpluses)
+    return sum(
+        _until_few(partial(bots.expire_surplus, surplus, now, epoch, SWEEP_ROWS), stopped)
+        for surplus in bots.surplus(keep)
+    )
 
 
 def _until_few(remove: Callable[[], int], stopped: Stopped) -> int:

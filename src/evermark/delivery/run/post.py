@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -66,6 +66,7 @@ class Posting:
     assignments: tuple[Assignment, ...]
     box: SecretBox
     options: DeliveryOptions
+    share_rates: Callable[[], None] | None = None  # called first, in a process that may not know of the rates yet
 
     def results(
         self,
@@ -76,6 +77,8 @@ class Posting:
         """Results, piece by piece. `addresses`: of the rows that are wanted; `found`: the rows themselves; None: found
         here. The budget begins with the first step: waiting for addresses counts.
         """
+        if self.share_rates is not None:
+            self.share_rates()
         budget_s = _NO_BUDGET_S if self.options.budget_s is None else self.options.budget_s
         deadline = time.monotonic() + budget_s
         held = {name: Counter(keys) for name, keys in self.options.held.items()}
@@ -148,6 +151,7 @@ class Posting:
                         historical=historical,
                         probe=assignment.probe,
                         waits={} if assignment.bot is None else waiting(mine, assignment.bot),
+                        stopped=frozenset() if assignment.bot is None else assignment.bot.stopped,
                         bodies=bodies,
                     )
                 )
@@ -172,7 +176,7 @@ class Posting:
                     so_far.stopped.add(name)
                 if result.outcome.parked:
                     so_far.held.setdefault(name, Counter()).update(now_held(specs[name], result.outcome.parked))
-                    if name in so_far.room:
+                    if name in so_far.room and specs[name].bot is None:
                         so_far.room[name] -= sum(not event.session for event in result.outcome.parked)
                 yield Result(result.place, result.batch, result.outcome.after(took_s), result.through)
                 took_s = 0.0  # told once: the times of several results are added up

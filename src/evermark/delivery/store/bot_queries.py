@@ -68,6 +68,11 @@ left join (
 ) q on q.subscription = s.name and q.session = k.session
 where s.name = any(%(names)s) group by s.name
 """
+STOPPED = """
+select m.subscription, m.stream from enqueued_messages m join subscriptions s on s.name = m.subscription
+where m.subscription = any(%s) and m.replay_id = '' and m.session is null
+group by m.subscription, m.stream, s.spec having count(*) >= (s.spec ->> 'parked_max')::integer
+"""
 WITHDRAW_KEY = "delete from session_keys where device = %(device)s and session = %(session)s"
 _HOLD = """
 update enqueued_messages m set waits = true, next_attempt_at = null
@@ -99,22 +104,28 @@ IS_ANY_OF_SESSION = "select exists (select from enqueued_messages where session 
 
 # Returns the last surplus row of each stream, not a count: if a row is released meanwhile, no newer row goes in its
 # place.
-WAITING_BEYOND = """
+SURPLUS = """
 select t.subscription, t.stream, (
     select m.id from enqueued_messages m
-    where m.waits and m.replay_id = '' and m.subscription = t.subscription and m.stream = t.stream
+    where m.waits = t.waits and (m.waits or m.session is null) and m.replay_id = ''
+      and m.subscription = t.subscription and m.stream = t.stream
     order by m.id offset t.n - 1 limit 1
-)
+), t.waits
 from (
-    select subscription, stream, count(*) - %(keep)s as n from enqueued_messages
-    where waits and replay_id = '' group by subscription, stream having count(*) > %(keep)s
+    select m.subscription, m.stream, m.waits, count(*) - %(keep)s as n
+    from enqueued_messages m join subscriptions s on s.name = m.subscription
+    where (m.waits or m.session is null) and m.replay_id = '' and (m.waits or s.spec -> 'bot' is not null)
+    group by m.subscription, m.stream, m.waits having count(*) > %(keep)s
 ) t
 """
-# By id: the rows that have waited longest. Rows that wait are never under way; a row being released is skipped.
-EXPIRE_WAITING = """
+# By id: the oldest rows. Rows that wait are never under way; a row being released, and a refused row that is being
+# tried, is skipped.
+EXPIRE_SURPLUS = """
 delete from enqueued_messages where id = any(array(
     select id from enqueued_messages
-    where waits and replay_id = '' and subscription = %(subscription)s and stream = %(stream)s and id <= %(through)s
+    where waits = %(waits)s and (waits or session is null) and replay_id = ''
+      and subscription = %(subscription)s and stream = %(stream)s and id <= %(through)s
+      and (claimed_until is null or claimed_until <= %(now)s or claim_epoch < %(epoch)s)
     order by id limit %(limit)s
     for update skip locked
 ))

@@ -130,21 +130,38 @@ class MemoryBots:
             self._hold(now, epoch, self._tables.lacks_key)
             return self._make_due(now, lambda name, session: not self._tables.lacks_key(name, session))
 
-    def waiting_beyond(self, keep: int = WAITING_MAX) -> list[Surplus]:
-        by_stream: dict[tuple[str, str], list[int]] = defaultdict(list)
+    def stopped(self, subscriptions: Collection[str]) -> dict[str, frozenset[str]]:
+        found: dict[str, set[str]] = defaultdict(set)
         with self._tables.lock:
-            for row_id, row in sorted(self._tables.rows.items()):
-                if row.waits and not row.event.replay_id:
-                    by_stream[row.subscription, row.event.stream].append(row_id)
-        return [Surplus(*of, ids[len(ids) - keep - 1]) for of, ids in by_stream.items() if len(ids) > keep]
+            for (name, stream, waits), rows in self._by_stream().items():
+                if not waits and name in subscriptions and len(rows) >= self._tables.known[name][0].parked_max:
+                    found[name].add(stream)
+        return {name: frozenset(streams) for name, streams in found.items()}
 
-    def expire_waiting(self, surplus: Surplus, epoch: int, limit: int = 1000) -> int:
+    def surplus(self, keep: int = WAITING_MAX) -> list[Surplus]:
+        with self._tables.lock:
+            by_stream = self._by_stream()
+        return [
+            Surplus(name, stream, rows[len(rows) - keep - 1].id, waits)
+            for (name, stream, waits), rows in by_stream.items()
+            if len(rows) > keep
+        ]
+
+    def expire_surplus(self, surplus: Surplus, now: datetime, epoch: int, limit: int = 1000) -> int:
         with self._tables.fenced(epoch, self.lease):
-            rows = [row for row_id, row in sorted(self._tables.rows.items()) if row_id <= surplus.through]
-            waiting = [row for row in rows if row.waits and not row.event.replay_id]
-            of = (surplus.subscription, surplus.stream)
-            old = [row for row in waiting if (row.subscription, row.event.stream) == of]
+            rows = self._by_stream().get((surplus.subscription, surplus.stream, surplus.waits), [])
+            old = [row for row in rows if row.id <= surplus.through and row.is_free(now, epoch)]
             return self._tables.delete(old[:limit], "expired")
+
+    def _by_stream(self) -> dict[tuple[str, str, bool], list[Row]]:
+        """First deliveries of bots by stream, the oldest first: those that wait for keys, and those that do not and are
+        not on their way out because their key came."""
+        found: dict[tuple[str, str, bool], list[Row]] = defaultdict(list)
+        for _, row in sorted(self._tables.rows.items()):
+            mine = row.waits or (not row.event.session and self._tables.is_bot(row.subscription))
+            if mine and not row.event.replay_id:
+                found[row.subscription, row.event.stream, row.waits].append(row)
+        return found
 
     def keys_wanted(self, now: datetime, limit: int, epoch: int) -> list[KeyWanted]:
         with self._tables.fenced(epoch, self.lease):

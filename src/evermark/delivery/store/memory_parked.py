@@ -90,6 +90,9 @@ class MemoryTables:
     def device(self, subscription: str) -> str:
         return self.known[subscription][0].device
 
+    def is_bot(self, subscription: str) -> bool:
+        return subscription in self.known and self.known[subscription][0].bot is not None
+
     def lacks_key(self, subscription: str, session: str) -> bool:
         device = self.device(subscription)
         return bool(device) and (device, session) not in self.keys
@@ -243,12 +246,13 @@ class MemoryParked:
     def park(self, subscription: str, events: Sequence[ParkedEvent], now: datetime) -> None:
         mine = [row.event for row in self._tables.rows.values() if row.subscription == subscription]
         known = {(event.event_id, event.replay_id) for event in mine}
+        waits_s = self._tables.known[subscription][0].retry_waits_s
         for event in events:
             if (event.event_id, event.replay_id) in known:
                 continue
             self._id += 1
             waits = bool(event.session) and self._tables.lacks_key(subscription, event.session)
-            due = now if event.session else decide.first_attempt_at(event, now, self._jitter())
+            due = now if event.session else decide.first_attempt_at(event, now, self._jitter(), waits_s)
             self._tables.rows[self._id] = Row(
                 id=self._id,
                 subscription=subscription,
@@ -270,6 +274,8 @@ class MemoryParked:
         own = [r for r in self._tables.rows.values() if r.subscription == subscription and not r.event.replay_id]
         leaving = Counter(row.event.stream for row in own if row.event.session and not row.waits)
         too_much = sum(max(0, number - WAITING_MAX) for number in leaving.values())
+        if self._tables.is_bot(subscription):
+            return too_much  # what a bot refused counts for its stream alone
         return sum(not row.event.session for row in own) + too_much
 
     def _before_in_session(self, row: Row) -> list[Row]:

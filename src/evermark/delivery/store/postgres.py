@@ -13,6 +13,7 @@ from typing import Any
 
 from evermark.cluster.fence import deliver_lease, fenced
 from evermark.delivery.base import (
+    RETRY_WAITS_S,
     BotMode,
     BotSpec,
     Cursor,
@@ -453,6 +454,8 @@ def spec_to_json(spec: SubscriptionSpec) -> str:
     given = asdict(spec)
     if spec.bot is None:
         del given["bot"]
+    if spec.retry_waits_s == RETRY_WAITS_S:
+        del given["retry_waits_s"]  # a program from before it was a setting reads the rest
     return storable(json.dumps(given, ensure_ascii=False))
 
 

@@ -109,6 +109,13 @@ class PostgresBots:
         with self._state.connection() as conn:
             return {name: frozenset(sessions or ()) for name, sessions in conn.execute(queries.CLEAR, given)}
 
+    def stopped(self, subscriptions: Collection[str]) -> dict[str, frozenset[str]]:
+        found: dict[str, set[str]] = defaultdict(set)
+        with self._state.connection() as conn:
+            for name, stream in conn.execute(queries.STOPPED, (sorted(subscriptions),)):
+                found[name].add(stream)
+        return {name: frozenset(streams) for name, streams in found.items()}
+
     def release_keyed(self, now: datetime, epoch: int) -> int:
         with self._state.transaction() as conn:
             if conn.execute(queries.IS_ANY_OF_SESSION).fetchone() == (False,):
@@ -118,13 +125,14 @@ class PostgresBots:
             conn.execute(queries.HOLD_KEYLESS, {"now": now, "epoch": epoch})
             return conn.execute(queries.RELEASE_KEYED, {"now": now}).rowcount
 
-    def waiting_beyond(self, keep: int = WAITING_MAX) -> list[Surplus]:
+    def surplus(self, keep: int = WAITING_MAX) -> list[Surplus]:
         with self._state.connection() as conn:
-            return [Surplus(*row) for row in conn.execute(queries.WAITING_BEYOND, {"keep": keep})]
+            return [Surplus(*row) for row in conn.execute(queries.SURPLUS, {"keep": keep})]
 
-    def expire_waiting(self, surplus: Surplus, epoch: int, limit: int = 1000) -> int:
+    def expire_surplus(self, surplus: Surplus, now: datetime, epoch: int, limit: int = 1000) -> int:
+        given = {**asdict(surplus), "now": now, "epoch": epoch, "limit": limit}
         with fenced(self._state, self._lease, epoch) as conn:
-            expired = conn.execute(queries.EXPIRE_WAITING, {**asdict(surplus), "limit": limit}).rowcount
+            expired = conn.execute(queries.EXPIRE_SURPLUS, given).rowcount
             counters.count(conn, "expired", {surplus.subscription: expired})
         return expired
 

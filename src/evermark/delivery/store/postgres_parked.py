@@ -9,7 +9,16 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from evermark.cluster.fence import DELIVER_LEASE, fence, fenced
-from evermark.delivery.base import CLAIM_MAX, WAITING_MAX, HeldKey, Parked, ParkedEvent, ParkedRow, SourcePartition
+from evermark.delivery.base import (
+    CLAIM_MAX,
+    RETRY_WAITS_S,
+    WAITING_MAX,
+    HeldKey,
+    Parked,
+    ParkedEvent,
+    ParkedRow,
+    SourcePartition,
+)
 from evermark.delivery.decide.group import Jitter, attempts_made, first_attempt_at, shortened
 from evermark.delivery.store import queries
 from evermark.state import counters
@@ -128,6 +137,7 @@ class PostgresParked:
 def park(conn: Connection, parked: Mapping[str, Sequence[ParkedEvent]], now: datetime, jitter: Jitter) -> None:
     """Set deliveries aside, per subscription, inside the caller's transaction."""
     waits = _waits(conn, parked)
+    waits_s = _retry_waits_s(conn, [name for name, events in parked.items() if events])
     rows = [
         (
             name,
@@ -144,7 +154,7 @@ def park(conn: Connection, parked: Mapping[str, Sequence[ParkedEvent]], now: dat
             storable(shortened(event.reason)),
             event.status,
             attempts_made(event),
-            *_queued(event, (name, storable(event.session)) in waits, now, jitter),
+            *_queued(event, (name, storable(event.session)) in waits, now, jitter, waits_s[name]),
         )
         for name in sorted(parked)
         for event in parked[name]
@@ -153,10 +163,19 @@ def park(conn: Connection, parked: Mapping[str, Sequence[ParkedEvent]], now: dat
         conn.execute(queries.PARK, (now, *map(list, zip(*rows, strict=True))))
 
 
-def _queued(event: ParkedEvent, waits: bool, now: datetime, jitter: Jitter) -> tuple[datetime | None, str | None, bool]:
+def _retry_waits_s(conn: Connection, subscriptions: Sequence[str]) -> dict[str, Sequence[float]]:
+    if not subscriptions:
+        return {}
+    rows = conn.execute(queries.RETRY_WAITS, (list(subscriptions),)).fetchall()
+    return {name: RETRY_WAITS_S if waits_s is None else waits_s for name, waits_s in rows}
+
+
+def _queued(
+    event: ParkedEvent, waits: bool, now: datetime, jitter: Jitter, waits_s: Sequence[float]
+) -> tuple[datetime | None, str | None, bool]:
     """When the event is tried, for which session it queues, and whether it waits for its key."""
     if not event.session:
-        return first_attempt_at(event, now, jitter()), None, False
+        return first_attempt_at(event, now, jitter(), waits_s), None, False
     return None if waits else now, storable(event.session), waits
 
 

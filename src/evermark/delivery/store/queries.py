@@ -24,7 +24,8 @@ update subscriptions s set shard = given.shard
 from unnest(%s::text[], %s::integer[]) as given (name, shard) where s.name = given.name
 """
 
-_RECORD = "name, state, reason, failures, next_attempt_at, (spec ->> 'parked_max')::integer, joined_version, generation"
+_RECORD = """name, state, reason, failures, next_attempt_at, (spec ->> 'parked_max')::integer, joined_version,
+       generation, spec -> 'bot' is not null"""
 
 MEMBERS = f"select {_RECORD} from subscriptions where state = 'live' and shard = %s"
 PLACED_LOCKED = f"select shard, {_RECORD} from subscriptions order by name for update"
@@ -118,10 +119,11 @@ REMOVE_SUBSCRIPTIONS = "delete from subscriptions where name = any(%s)"
 
 # Rows of replays have a limit of their own, so that a replay never uses up the room of first deliveries. Rows that wait
 # for a session key take no room either, nor do rows on their way out because their key came, up to the number of rows
-# that may wait in one stream.
+# that may wait in one stream. What a bot refused counts for its stream alone (`bot_queries.STOPPED`).
 PARKED_BY = """
 select subscription, sum(counted)::bigint from (
-    select subscription, count(*) filter (where session is null)
+    select subscription, count(*) filter (where session is null and not exists (
+                             select from subscriptions s where s.name = subscription and s.spec -> 'bot' is not null))
                          + greatest(0, count(*) filter (where session is not null) - %s) as counted
     from enqueued_messages
     where subscription = any(%s) and replay_id = '' and not waits group by subscription, stream
@@ -129,6 +131,7 @@ select subscription, sum(counted)::bigint from (
 group by subscription
 """
 PARKED_MAX = "select name, (spec ->> 'parked_max')::integer from subscriptions where name = any(%s)"
+RETRY_WAITS = "select name, spec -> 'retry_waits_s' from subscriptions where name = any(%s)"
 PARK = """
 insert into enqueued_messages (subscription, event_id, replay_id, source, partition, batch, position, stream, key,
                                previous_key, event, reason, last_status, attempts, next_attempt_at, session, waits,

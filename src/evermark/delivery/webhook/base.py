@@ -63,6 +63,7 @@ class Job:
     # With `ordered`: lines that have parked events waiting, and how many. Their events are parked behind these.
     held: Mapping[Line, int] = field(default_factory=dict)
     waits: Mapping[int, str] = field(default_factory=dict)  # rows to be parked until the key of a session is published
+    stopped: frozenset[str] = frozenset()  # of a bot: streams whose rows are parked untried
     parked_room: int | None = None  # how many more may be parked; None: the subscription's `parked_max`
     bundles: BundleReader | None = field(default=None, repr=False)  # made ahead by `bundles.prepared`
     bodies: Bodies | None = field(default=None, repr=False)  # rendered for several jobs at once
@@ -103,6 +104,13 @@ class Try:
     replay_id: str | None = None
     probe: bool = False  # as in `Job`; the same for all tries of a subscription
     session: str = ""  # tries of one session are one line: one without an answer holds the others back
+
+
+class Rates(Protocol):
+    """Shares out the time in which subscriptions with a `rate` may send, over all processes of a deployment."""
+
+    def take(self, subscription: str, replay_id: str, span_s: float) -> float:
+        """Take the next `span_s` seconds that are nobody's; returns in how many seconds they begin. Blocks."""
 
 
 class Sink(Protocol):

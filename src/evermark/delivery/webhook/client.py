@@ -26,13 +26,14 @@ from yarl import URL
 
 from evermark.delivery.base import MadeBy, SubscriptionSpec
 from evermark.delivery.decide.answers import Verdict, classify
+from evermark.delivery.decide.pace import Stretch, requests_in_stretch
 from evermark.delivery.decide.retry import retry_after_s
-from evermark.delivery.webhook.base import Answer, OpenSecret
+from evermark.delivery.webhook.base import Answer, OpenSecret, Rates
 from evermark.delivery.webhook.body import Style, content_type
 from evermark.delivery.webhook.guard import AddressRefusedError, Guard
 from evermark.delivery.webhook.http1 import NoConnectionError, NotHttpError, Pool, Reply
 from evermark.delivery.webhook.signing import Body, Signer
-from evermark.errors import ConfigError
+from evermark.errors import ConfigError, EvermarkError
 from evermark.priority import lower_priority
 
 T = TypeVar("T")
@@ -60,8 +61,9 @@ class HttpLoop:
         self.loop.set_default_executor(ThreadPoolExecutor(_LOOKUP_THREADS, thread_name_prefix="evermark-lookup"))
         self._pools: dict[tuple[frozenset[str], bool], Pool] = {}
         self._tls: ssl.SSLContext | None = None
-        # When each subscription, or replay for one, may send next: its rate holds across calls.
-        self.next_send_at: dict[tuple[str, str | None], float] = {}
+        # The stretch in which each subscription, or replay for one, may send: its rate holds across calls.
+        self._stretches: dict[tuple[str, str | None], Stretch] = {}
+        self._taking: dict[tuple[str, str | None], asyncio.Lock] = {}
         self._thread = threading.Thread(target=self._run, name="evermark-http", daemon=True)
         self._thread.start()
 
@@ -103,15 +105,41 @@ class HttpLoop:
     async def turn(self, who: tuple[str, str | None], rate_per_s: float, deadline: float) -> bool:
         """Wait until this subscription, or replay for it, may send; False when that is not before the deadline.
 
-        First deliveries and retries share this within a process. In two processes, each keeps the rate by itself.
+        First deliveries and retries share it, in all processes that were told of the deployment's rates (`use_rates`);
+        others keep the rate by themselves.
         """
-        now = self.loop.time()
-        turn = max(now, self.next_send_at.get(who, 0.0))
-        if turn >= deadline:
+        async with self._taking.setdefault(who, asyncio.Lock()):
+            turn = await self._next_turn(who, rate_per_s, deadline)
+        if turn is None:
             return False
-        self.next_send_at[who] = turn + 1 / rate_per_s
-        await asyncio.sleep(turn - now)
+        await asyncio.sleep(turn - self.loop.time())
         return True
+
+    async def _next_turn(self, who: tuple[str, str | None], rate_per_s: float, deadline: float) -> float | None:
+        stretch = self._stretches.get(who)
+        while True:
+            now = self.loop.time()
+            if now >= deadline:
+                return None
+            if stretch is not None and stretch.rate_per_s == rate_per_s:
+                if stretch.begins_at >= deadline:
+                    return None  # it is kept: there may be more to send by then
+                if (turn := stretch.next_at(now)) is not None:
+                    return turn if turn < deadline else None
+            stretch = self._stretches[who] = await self._taken(who, rate_per_s, stretch)
+
+    async def _taken(self, who: tuple[str, str | None], rate_per_s: float, last: Stretch | None) -> Stretch:
+        requests, rates = requests_in_stretch(rate_per_s), _PROCESS.rates
+        after = 0.0 if last is None else last.begins_at + last.requests / last.rate_per_s
+        if rates is not None:
+            name, replay_id = who[0], who[1] or ""
+            try:
+                span_s = requests / rate_per_s
+                wait_s = await self.loop.run_in_executor(None, rates.take, name, replay_id, span_s)
+                return Stretch(max(after, self.loop.time() + wait_s), requests, rate_per_s)
+            except EvermarkError:
+                pass  # State does not answer: what is sent meanwhile keeps the rate in this process
+        return Stretch(max(after, self.loop.time()), requests, rate_per_s)
 
     def close(self) -> None:
         if self.pid != os.getpid() or self.loop.is_closed():
@@ -144,6 +172,7 @@ class _Process:
         # A fork does not copy the thread, nor any thread that may have held the lock.
         self.lock = threading.Lock()
         self.loops: dict[bool, HttpLoop] = {}
+        self.rates: Rates | None = None
 
 
 _PROCESS = _Process()
@@ -158,9 +187,17 @@ def http_loop(*, low_priority: bool = False) -> HttpLoop:
         return _PROCESS.loops[low_priority]
 
 
+def use_rates(made: Callable[[], Rates]) -> None:
+    """From now on this process shares the rates of subscriptions with others; the first word counts."""
+    with _PROCESS.lock:
+        if _PROCESS.rates is None:
+            _PROCESS.rates = made()
+
+
 def close_http_loops() -> None:
     with _PROCESS.lock:
         closing, _PROCESS.loops = _PROCESS.loops, {}
+        _PROCESS.rates = None
     for loop in closing.values():
         loop.close()
 

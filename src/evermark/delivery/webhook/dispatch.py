@@ -11,7 +11,7 @@ Rows are rendered in small pieces as they are needed: the loop is shared, and bo
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from itertools import count
 from typing import cast
 
@@ -56,6 +56,10 @@ class Dispatch:
         self._piece_rows = PIECE_ROWS if self._bundle_max > 1 else max(1, min(PIECE_ROWS, AHEAD_ROWS_MAX // self._jobs))
         self._window = max(self._piece_rows, 2 * workers * self._bundle_max)
         self._parked_max = spec.parked_max if job.parked_room is None else job.parked_room
+        # Of a bot one stream's refusals stop that stream, not the bot; a replay has a limit of its own.
+        self._by_stream = spec.bot is not None and job.replay_id is None
+        self._stopped = set(job.stopped) if self._by_stream else set()
+        self._refused_of: Counter[str] = Counter()  # by stream
         self._roomless = 0  # first deliveries parked for a session key: they take no room
         bundled = self._bundle_max > 1
         self._bundles = (job.bundles or Bundles(job, endpoint.style).reader()) if bundled else None
@@ -308,13 +312,16 @@ class Dispatch:
 
     def _is_anything_set_aside(self) -> bool:
         too_large = self._body_bytes_max + BUNDLE_BYTES_AROUND > self._job.spec.body_bytes_max
-        return too_large or bool(self._held or self._bad or self._job.waits)
+        return too_large or bool(self._held or self._bad or self._job.waits or self._stopped)
 
     def _set_aside(self, parcel: Parcel) -> bool:
         """Park an event that need not be tried: without its session key, too large, unrenderable, or behind its key."""
         row, _, body = parcel
         if (session := self._job.waits.get(row)) is not None:
             self._park(parcel, f"for the key of session {session}", session=session)
+            return True
+        if self._stopped and (stream := self._stream(row)) in self._stopped:
+            self._park(parcel, f"stands behind others: too many events of {stream} are parked")
             return True
         if held := [key for key in self._keys.held_by(row) if key in self._held] if self._held else []:
             # Of two keys, behind the key with more events waiting.
@@ -329,16 +336,19 @@ class Dispatch:
             return True
         return False
 
+    def _stream(self, row: int) -> str:
+        return text_of(self._job.events.column("stream")[row]) or ""
+
     def _hold(self, parcel: Parcel, key: int) -> None:
         first = self._held[key]
         # The first parked event of a key is not held behind another.
-        if self._held_counts[key] > HELD_PER_LINE_MAX:
+        if self._held_counts[key] > HELD_PER_LINE_MAX and not self._by_stream:
             self._stop(Fate.FULL, f"more than {HELD_PER_LINE_MAX} events of one key are held behind {first}")
         else:
             self._park(parcel, f"held behind {first}")
 
     def _park(self, parcel: Parcel, reason: str, answer: Answer | None = None, session: str = "") -> None:
-        if session and not self._job.replay_id and self._parked_max >= 0:
+        if (session or self._by_stream) and not self._job.replay_id and self._parked_max >= 0:
             self._roomless += 1
         elif len(self.tally.parked) - self._roomless >= self._parked_max:
             self._stop(Fate.FULL, f"no room to park more; the last one: {reason}")
@@ -355,6 +365,10 @@ class Dispatch:
             ident, place, batch, position, stream or "", key, kept, reason, status, wait, replay_id, session, old_key
         )
         self.tally.park(row, event)
+        if self._by_stream and not session:
+            self._refused_of[event.stream] += 1
+            if self._refused_of[event.stream] >= self._job.spec.parked_max:
+                self._stopped.add(event.stream)
         self._bad.pop(row, None)
         if self._job.spec.ordered and event.held_keys:
             for number in self._keys.held_by(row):

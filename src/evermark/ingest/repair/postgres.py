@@ -20,13 +20,14 @@ _SET_CHOICE = """
 update recoveries set choice = %s, asked_by = 'person', reason = %s, tries = 0, changed_at = clock_timestamp()
 where source = %s and partition = %s and step = 'opened'
 """
-# The last gap of each partition that left events out, or may have: given up, or let be by a person.
-_LEFT_OPEN = """
-select distinct on (source, partition) source, partition, id, step, reason, error
+# The last gap of each partition that those who follow must hear of: given up, let be by a person, or large.
+_TO_TELL = """
+select distinct on (source, partition) source, partition, id, step, choice, reason, error
 from recoveries
-where step = 'failed' or (choice = 'skip' and step in ('closed', 'done'))
+where step = 'failed' or (choice = 'skip' and step in ('closed', 'done')) or large
 order by source, partition, id desc
 """
+_SET_LARGE = "update recoveries set large = true where id = %s and not large"
 _OPEN = """
 insert into recoveries (source, partition, choice, asked_by, reason, left_at, step)
 values (%s, %s, %s, %s, %s, %s, 'opened') on conflict do nothing
@@ -41,8 +42,6 @@ update recoveries
 set step = 'closed', position = %s, taken = taken + %s, error = '', changed_at = clock_timestamp()
 where id = %s and choice = %s and step in ('opened', 'closed')
 """
-
-_ENDED = {"failed": "could not be closed", "closed": "was accepted", "done": "was accepted"}
 
 
 class Recoveries:
@@ -60,14 +59,19 @@ class Recoveries:
         with self._state.connection() as conn:
             return [_recovery(row) for row in conn.execute(_LISTED, (source,)).fetchall()]
 
-    def left_open(self) -> dict[tuple[str, int], tuple[int, str]]:
-        """By source and partition: the last gap that was not closed, by its id, and a sentence about it."""
+    def to_tell(self) -> dict[tuple[str, int], tuple[int, str]]:
+        """By source and partition: the last gap that left events out or was large, by its id, and a sentence."""
         with self._state.connection() as conn:
-            rows = conn.execute(_LEFT_OPEN).fetchall()
+            rows = conn.execute(_TO_TELL).fetchall()
         return {
-            (source, partition): (number, f"a gap {_ENDED[step]}: {error or reason}"[:TEXT_MAX])
-            for source, partition, number, step, reason, error in rows
+            (source, partition): (number, f"{_told(step, choice)}: {error or reason}"[:TEXT_MAX])
+            for source, partition, number, step, choice, reason, error in rows
         }
+
+    def set_large(self, recovery: Recovery) -> bool:
+        """Whether that is news. Not fenced: how large a gap is does not depend on who found it."""
+        with self._state.connection() as conn:
+            return conn.execute(_SET_LARGE, (recovery.id,)).rowcount == 1
 
     def open(
         self, source: str, partition: int, reason: str, left_at: str, epoch: int, chosen: Choice | None = None
@@ -90,6 +94,14 @@ class Recoveries:
         with fenced(self._state, source_lease(recovery.source), epoch) as conn:
             if conn.execute(_CLOSE, (position, taken, recovery.id, recovery.choice)).rowcount != 1:
                 raise chosen_otherwise(recovery)
+
+
+def _told(step: str, choice: str) -> str:
+    if step == Step.FAILED:
+        return "a gap could not be closed"
+    if choice == Choice.SKIP and step in (Step.CLOSED, Step.DONE):
+        return "a gap was accepted"
+    return "a gap was so large that what you keep should be fetched anew"
 
 
 def _recovery(row: Any) -> Recovery:

@@ -198,7 +198,7 @@ class BotContract(OwnedStore):
             lambda: store.bots.forget_users(old),
             lambda: store.bots.publish("phone", {"s1": "sealed"}, T0, old),
             lambda: store.bots.release_keyed(T0, old),
-            lambda: store.bots.expire_waiting(Surplus("bot", "room", 99), old),
+            lambda: store.bots.expire_surplus(Surplus("bot", "room", 99), T0, old),
             lambda: store.bots.withdraw("phone", "s1", T0, old),
             lambda: store.bots.keys_wanted(T0, 10, old),
         ):

@@ -89,6 +89,18 @@ class ParkedContract(OwnedStore):
         store.parked.delivered([first.id], epoch)
         assert [row.id for row in store.parked.rows()] == [second.id]
 
+    def test_the_first_retry_of_a_refused_event_is_when_its_subscription_says(
+        self, store: DeliveryStore, epoch: int
+    ) -> None:
+        """Not when others are tried again."""
+        begin(store, epoch, "a", "b", retry_waits_s=(60.0, 120.0))
+        store.register([spec("a", retry_waits_s=(60.0, 120.0)), spec("b")], MadeBy.FILE, {}, epoch)
+        outcomes = [done("a", event(1)), done("b", event(1))]
+        store.settle_group(GroupWork(P0, Cursor(0), Cursor(1), frozenset("ab")), outcomes, T0, epoch)
+        assert [row.subscription for row in store.parked.claim(SOON, 10, LEASE_S, epoch)] == ["b"]
+        assert [row.subscription for row in store.parked.claim(T0 + timedelta(seconds=75), 10, LEASE_S, epoch)] == ["a"]
+        assert store.subscription("a").spec.retry_waits_s == (60.0, 120.0)
+
     def test_rescheduled_rows_wait_again_or_are_dead(self, store: DeliveryStore, epoch: int) -> None:
         """A later time brings it back then; none keeps it until a person moves it."""
         begin(store, epoch, "a")

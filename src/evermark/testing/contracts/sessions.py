@@ -115,20 +115,21 @@ class SessionContract(OwnedStore):
 
     def test_d6_what_waits_takes_no_room_from_others(self, store: DeliveryStore, epoch: int) -> None:
         """However much of one room waits, the bot stays live, and what it refuses in another is parked; what it
-        refused stops it at its limit, as it does any subscription, and it is still asked for its keys."""
+        refused stops that room at its limit, and nothing else."""
         begin(store, epoch, "bot", bot=WISH, parked_max=2)
         settle(store, epoch, 0, *map(waiting, range(1, 6)))
         settle(store, epoch, 1, *map(waiting, range(6, 9)), event(20, stream="den"), event(21, stream="den"))
         assert store.parked.counts() == {"bot": {"waiting": 10, "dead": 0}}
-        settle(store, epoch, 2, waiting(9))
+        settle(store, epoch, 2, waiting(9), event(23, stream="hall"))
+        assert store.bots.stopped(["bot", "nobody"]) == {"bot": {"den"}}
+        settle(store, epoch, 3, event(22, stream="den"))
         assert store.subscriptions()["bot"].state is SubscriptionState.LIVE
-        settle(store, epoch, 3, waiting(10), event(22, stream="den"))
-        assert store.subscriptions()["bot"].state is SubscriptionState.SUSPENDED
+        assert store.parked.room(["bot"]) == {"bot": 2}
         assert [one.session for one in store.bots.keys_wanted(T0, 10, epoch)] == ["s1"]
         assert store.bots.publish("phone", {"s1": "sealed"}, T0, epoch) == 9
 
     def test_d6_the_same_for_a_bot_that_is_behind(self, store: DeliveryStore, epoch: int) -> None:
-        """Outside the group what waits takes no room either, and what was refused does."""
+        """Outside the group what waits takes no room either, and what was refused in one stream only there."""
         store.open_partition(P0, 5, epoch)
         store.register([spec("bot", bot=WISH, parked_max=1)], MadeBy.FILE, {"bot": {P0: Cursor(0)}}, epoch)
         store.settle_subscription(
@@ -137,7 +138,24 @@ class SessionContract(OwnedStore):
         store.settle_subscription("bot", P0, Cursor(1), Cursor(2), done("bot", waiting(6)), T0, epoch)
         assert (store.cursors("bot")[P0].batch, store.parked.counts()["bot"]["waiting"]) == (2, 7)
         store.settle_subscription("bot", P0, Cursor(2), Cursor(3), done("bot", event(10)), T0, epoch)
-        assert (store.cursors("bot")[P0].batch, store.subscriptions()["bot"].state) == (2, SubscriptionState.SUSPENDED)
+        assert (store.cursors("bot")[P0].batch, store.subscriptions()["bot"].state) == (3, SubscriptionState.BEHIND)
+        assert store.bots.stopped(["bot"]) == {"bot": {event(10).stream}}
+
+    def test_d6_of_what_a_stream_has_refused_the_newest_are_kept_and_the_rest_expires_counted(
+        self, store: DeliveryStore, epoch: int
+    ) -> None:
+        """Of each stream by itself; not what is being tried, and not what another subscription refused."""
+        begin(store, epoch, "bot", bot=WISH, parked_max=2)
+        rows = [event(n, stream="den") for n in range(1, 6)]
+        settle(store, epoch, 0, *rows, *(event(10 + n, stream="hall") for n in range(2)))
+        (surplus,) = store.bots.surplus(2)
+        assert (surplus.stream, surplus.waits) == ("den", False)
+        soon = T0 + timedelta(seconds=30)
+        assert len(store.parked.claim(soon, 10, LEASE_S, epoch)) == 7
+        assert store.bots.expire_surplus(surplus, soon, epoch) == 0
+        assert store.bots.expire_surplus(surplus, soon + timedelta(seconds=LEASE_S), epoch) == 3
+        assert [row.event.event_id for row in store.parked.rows("bot")] == ["e4", "e5", "e10", "e11"]
+        assert store.counted("expired") == {"bot": 3}
 
     def test_d7_what_leaves_too_slowly_stops_the_bot(
         self, store: DeliveryStore, epoch: int, monkeypatch: pytest.MonkeyPatch
@@ -164,10 +182,11 @@ class SessionContract(OwnedStore):
         settle(store, epoch, 0, *rooms)
         assert store.bots.publish("phone", {f"s{room}": "sealed" for room in range(4)}, T0, epoch) == 12
         settle(store, epoch, 1, event(50))
-        assert (store.subscriptions()["bot"].state, store.parked.room(["bot"])) == (SubscriptionState.LIVE, {"bot": 0})
+        assert (store.subscriptions()["bot"].state, store.parked.room(["bot"])) == (SubscriptionState.LIVE, {"bot": 1})
         settle(store, epoch, 2, waiting(4, "s0", "room0"))
-        assert store.subscriptions()["bot"].state is SubscriptionState.LIVE
         settle(store, epoch, 3, waiting(5, "s1", "room1"))
+        assert store.subscriptions()["bot"].state is SubscriptionState.LIVE
+        settle(store, epoch, 4, waiting(6, "s1", "room1"))
         assert store.subscriptions()["bot"].state is SubscriptionState.SUSPENDED
 
     def test_d6_each_stream_keeps_its_newest_and_the_rest_expires_counted(
@@ -182,10 +201,10 @@ class SessionContract(OwnedStore):
         mine = [waiting(n, f"s{n % 2}") for n in range(11, 16)]
         both = [done("bot", *others, *leaving, *mine), done("another", waiting(1), waiting(2))]
         store.settle_group(GroupWork(P0, Cursor(0), Cursor(1), store.group().members), both, T0, epoch)
-        (surplus,) = store.bots.waiting_beyond(2)
+        (surplus,) = store.bots.surplus(2)
         assert (surplus.subscription, surplus.stream) == ("bot", "room")
-        assert [store.bots.expire_waiting(surplus, epoch, 2) for _ in range(3)] == [2, 1, 0]
-        assert store.bots.waiting_beyond(2) == []
+        assert [store.bots.expire_surplus(surplus, T0, epoch, 2) for _ in range(3)] == [2, 1, 0]
+        assert store.bots.surplus(2) == []
         left = sorted(row.event.event_id for row in store.parked.rows("bot", limit=100))
         assert left == ["e1", "e1", "e14", "e15", "e2", "e3", "e4", "e5", "e6", "e7"]
         assert len(store.parked.rows("another")) == 2
@@ -195,9 +214,9 @@ class SessionContract(OwnedStore):
         """Of what was found beyond the limit only that goes which still waits."""
         begin(store, epoch, "bot", bot=WISH)
         settle(store, epoch, 0, waiting(1), waiting(2, "s2"), *map(waiting, range(3, 6)))
-        (surplus,) = store.bots.waiting_beyond(2)
+        (surplus,) = store.bots.surplus(2)
         store.bots.publish("phone", {"s2": "sealed"}, T0, epoch)
-        assert store.bots.expire_waiting(surplus, epoch) == 2
+        assert store.bots.expire_surplus(surplus, T0, epoch) == 2
         assert [row.event.event_id for row in store.parked.rows()] == ["e2", "e4", "e5"]
 
     def test_a_person_cannot_send_what_has_no_key_but_can_drop_it(self, store: DeliveryStore, epoch: int) -> None:

@@ -8,20 +8,20 @@ from evermark.cluster.fence import DELIVER_LEASE
 from evermark.cluster.memory import MemoryLeases
 from evermark.delivery.base import Surplus
 from evermark.delivery.run import parked_retries
-from evermark.delivery.run.parked_retries import sweep_waiting
+from evermark.delivery.run.parked_retries import sweep_surplus
 from evermark.delivery.store.memory import MemoryDelivery
 from evermark.delivery.store.memory_bots import MemoryBots
 from evermark.testing.contracts.bot_scene import WISH, settle, waiting
-from evermark.testing.contracts.scene import begin
+from evermark.testing.contracts.scene import T0, begin
 from evermark.testing.states import owners
 
 
 class Counting(MemoryBots):
     looks = 0
 
-    def waiting_beyond(self, keep: int = 0) -> list[Surplus]:
+    def surplus(self, keep: int = 0) -> list[Surplus]:
         self.looks += 1
-        return super().waiting_beyond(keep)
+        return super().surplus(keep)
 
 
 def _crowded() -> tuple[MemoryDelivery, int]:
@@ -38,7 +38,7 @@ def test_d6_a_sweep_counts_what_waits_once_however_much_it_removes(monkeypatch: 
     """GIVEN streams with more than is kept WHEN swept a few rows at a time THEN each has its newest; one look."""
     monkeypatch.setattr(parked_retries, "SWEEP_ROWS", 2)
     store, epoch = _crowded()
-    assert sweep_waiting(store.bots, epoch, keep=1) == 3 + 4 + 5
+    assert sweep_surplus(store.bots, T0, epoch, keep=1) == 3 + 4 + 5
     assert store.bots.looks == 1
     assert [row.event.event_id for row in store.parked.rows()] == ["e40", "e51", "e62"]
     assert store.counted("expired") == {"bot": 12}
@@ -48,4 +48,4 @@ def test_a_sweep_ends_when_it_is_told_to(monkeypatch: pytest.MonkeyPatch) -> Non
     """GIVEN a process that stops WHEN it sweeps THEN what was not removed yet is left to the next one."""
     monkeypatch.setattr(parked_retries, "SWEEP_ROWS", 2)
     store, epoch = _crowded()
-    assert sweep_waiting(store.bots, epoch, lambda: len(store.parked.rows()) < 13, keep=1) == 3
+    assert sweep_surplus(store.bots, T0, epoch, lambda: len(store.parked.rows()) < 13, keep=1) == 3

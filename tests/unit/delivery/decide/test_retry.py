@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from evermark.delivery.base import RETRY_WAITS_S
 from evermark.delivery.decide.answers import Verdict, classify
 from evermark.delivery.decide.retry import (
     RETRY_AFTER_S_MAX,
-    SCHEDULE_S,
     EndpointLimits,
     endpoint_backoff_s,
     in_place_wait_s,
@@ -73,11 +73,11 @@ def test_the_default_schedule_is_the_one_promised() -> None:
 def test_a_retry_is_never_early_and_never_unbounded(made: int, asked: float | None, jitter: float) -> None:
     """Not before the schedule, not before Retry-After, and dead exactly when the schedule is used up."""
     delay = next_attempt(made, asked, jitter)
-    if made > len(SCHEDULE_S):
+    if made > len(RETRY_WAITS_S):
         assert delay is None
         return
     assert delay is not None
-    floor = max(SCHEDULE_S[made - 1], min(asked or 0.0, RETRY_AFTER_S_MAX))
+    floor = max(RETRY_WAITS_S[made - 1], min(asked or 0.0, RETRY_AFTER_S_MAX))
     assert floor <= delay <= 1.25 * floor
 
 

@@ -14,14 +14,23 @@ from hypothesis import strategies as st
 from evermark.cluster.base import Holder
 from evermark.cluster.fence import DELIVER_LEASE
 from evermark.cluster.memory import MemoryLeases
-from evermark.delivery.base import Cursor, GroupWork, ParkedEvent, ParkedRow, Subscription, SubscriptionState
+from evermark.delivery.base import (
+    RETRY_WAITS_S,
+    Cursor,
+    GroupWork,
+    MadeBy,
+    ParkedEvent,
+    ParkedRow,
+    Subscription,
+    SubscriptionState,
+)
 from evermark.delivery.decide.answers import Verdict
-from evermark.delivery.decide.retry import LIMITS, SCHEDULE_S
+from evermark.delivery.decide.retry import LIMITS
 from evermark.delivery.run.parked_retries import CLAIM_LEASE_S, ParkedQueue, Tried, after_answer
 from evermark.delivery.store.memory import MemoryDelivery
 from evermark.delivery.webhook.base import Answer, Try, as_it_is
 from evermark.errors import UnreachableError
-from evermark.testing.contracts.scene import P0, P1, T0, begin, done, event
+from evermark.testing.contracts.scene import P0, P1, T0, begin, done, event, spec
 
 SOON = T0 + timedelta(minutes=1)  # the first retry is due
 ACCEPTED, REFUSED = Answer(Verdict.ACCEPTED, 204), Answer(Verdict.EVENT, 422, "HTTP 422")
@@ -234,14 +243,14 @@ def test_d4_a_refused_event_is_tried_on_the_schedule_and_then_dead_until_a_perso
     world = World(now=T0, answer=lambda one: REFUSED)
     world.park(event(1))
     waits = []
-    for _ in range(2 * len(SCHEDULE_S)):
+    for _ in range(2 * len(RETRY_WAITS_S)):
         due = world.one().next_attempt_at
         if due is None:
             break
         waits.append((due - world.now).total_seconds())
         world.now = due
         assert world.run() == 1
-    assert waits == list(SCHEDULE_S) == [5, 300, 1_800, 7_200, 18_000, 36_000, 36_000]
+    assert waits == list(RETRY_WAITS_S) == [5, 300, 1_800, 7_200, 18_000, 36_000, 36_000]
     assert [one.attempt for one in world.sent] == list(range(2, 9))
 
     world.now += timedelta(days=365)
@@ -253,6 +262,19 @@ def test_d4_a_refused_event_is_tried_on_the_schedule_and_then_dead_until_a_perso
     world.answer = lambda one: ACCEPTED
     assert world.run() == 1
     assert world.rows == []
+
+
+def test_d4_a_subscription_may_have_a_schedule_of_its_own() -> None:
+    """GIVEN a subscription with two waits WHEN its event is always refused THEN tried after those, and then dead."""
+    world = World(now=T0, answer=lambda one: REFUSED)
+    world.store.register([spec("a", retry_waits_s=(60.0, 7.0))], MadeBy.FILE, {}, world.epoch)
+    world.park(event(1))
+    waits = []
+    while (due := world.one().next_attempt_at) is not None:
+        waits.append((due - world.now).total_seconds())
+        world.now = due
+        world.run()
+    assert waits == [60.0, 7.0]
 
 
 @given(st.integers(0, 6), st.sampled_from([REFUSED, DOWN, Answer(Verdict.BUSY, 409)]), st.floats(0, 86_400))
@@ -319,7 +341,7 @@ def test_d4_a_persons_retry_spends_no_attempt_and_the_schedule_goes_on() -> None
     world = World(now=T0, answer=lambda one: REFUSED)
     world.park(event(1))
     own: list[float] = []
-    for _ in SCHEDULE_S:
+    for _ in RETRY_WAITS_S:
         due = world.one().next_attempt_at
         assert due is not None
         own.append((due - world.now).total_seconds())
@@ -329,7 +351,7 @@ def test_d4_a_persons_retry_spends_no_attempt_and_the_schedule_goes_on() -> None
         assert world.one().next_attempt_at == due, "the retry left its time as it was"
         world.now = due
         assert world.run() == 1
-    assert own == list(SCHEDULE_S)
+    assert own == list(RETRY_WAITS_S)
     assert (world.one().is_dead, world.one().attempts) == (True, 8)
     world.store.parked.release([world.one().id], world.now, world.epoch)
     assert world.run() == 1

@@ -1,0 +1,35 @@
+"""When the requests of a subscription with a `rate` may be sent. Pure: time comes in as a value.
+
+A process is given a stretch of time, half a second about, in which it alone may send, one request after another at
+the rate. Stretches of one subscription never overlap, whoever has them. A moment that was not used is lost.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+STRETCH_S = 0.5
+
+
+def requests_in_stretch(rate_per_s: float) -> int:
+    """At least one: a subscription of one request a minute is given a minute for it."""
+    return max(1, int(rate_per_s * STRETCH_S))
+
+
+@dataclass
+class Stretch:
+    begins_at: float
+    requests: int
+    rate_per_s: float
+
+    def __post_init__(self) -> None:
+        self._next = 0
+
+    def next_at(self, now: float) -> float | None:
+        """When the next request may be sent, not before `now`; None: there is none left. Takes it."""
+        late = int((now - self.begins_at) * self.rate_per_s) if now > self.begins_at else 0
+        number = max(self._next, late)
+        if number >= self.requests:
+            return None
+        self._next = number + 1
+        return max(now, self.begins_at + number / self.rate_per_s)

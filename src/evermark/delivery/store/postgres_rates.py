@@ -1,0 +1,47 @@
+"""The rates of subscriptions, kept by State for all processes of a deployment: each takes stretches of time in turn."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from evermark.delivery.webhook.client import use_rates
+from evermark.secrets import Hidden
+from evermark.state.connection import State
+
+# In one step, by the database's own clock. Replays come and go: a stretch that ended long ago is nobody's.
+_TAKE = """
+with gone as (
+    delete from rates where subscription = %(name)s and replay_id <> %(replay)s
+      and free_at < clock_timestamp() - interval '1 day'
+)
+insert into rates as r (subscription, replay_id, free_at)
+values (%(name)s, %(replay)s, clock_timestamp() + %(span_s)s * interval '1 second')
+on conflict (subscription, replay_id) do update
+set free_at = greatest(r.free_at, clock_timestamp()) + %(span_s)s * interval '1 second'
+returning extract(epoch from free_at - clock_timestamp())::float8 - %(span_s)s
+"""
+
+
+class PostgresRates:
+    """A `Rates`."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+
+    def take(self, subscription: str, replay_id: str, span_s: float) -> float:
+        given = {"name": subscription, "replay": replay_id, "span_s": span_s}
+        with self._state.connection() as conn:
+            row = conn.execute(_TAKE, given).fetchone()
+        return float(row[0]) if row else 0.0
+
+
+@dataclass(frozen=True)
+class SharedRates:
+    """The same, for tasks of Spark's that post. Picklable, secrets sealed."""
+
+    dsn: Hidden
+    schema: str
+
+    def use(self) -> None:
+        """From now on this process asks State."""
+        use_rates(lambda: PostgresRates(State(self.dsn.open, self.schema, connections_max=2)))

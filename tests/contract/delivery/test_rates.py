@@ -1,0 +1,77 @@
+"""D10: the rate of a subscription holds for all processes of a deployment together."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from evermark.cluster.fence import DELIVER_LEASE
+from evermark.cluster.postgres import PostgresLeases
+from evermark.delivery.store.postgres import PostgresDelivery
+from evermark.delivery.store.postgres_rates import PostgresRates
+from evermark.delivery.webhook.client import HttpLoop, close_http_loops, use_rates
+from evermark.state.connection import State
+from evermark.testing.contracts.scene import begin
+from evermark.testing.servers import PostgresServer
+from evermark.testing.states import fresh_state, owners
+
+RATE = 40.0
+
+
+@pytest.fixture
+def state(pg_server: PostgresServer) -> Iterator[State]:
+    with fresh_state(pg_server.socket_dsn()) as state:
+        yield state
+
+
+@pytest.fixture
+def rates(state: State) -> PostgresRates:
+    begin(PostgresDelivery(state), owners(PostgresLeases(state))(DELIVER_LEASE), "a", "b")
+    return PostgresRates(state)
+
+
+@pytest.fixture
+def two_processes(rates: PostgresRates) -> Iterator[list[HttpLoop]]:
+    """Two loops know nothing of each other, as those of two processes; State is what they share."""
+    use_rates(lambda: rates)
+    loops = [HttpLoop(), HttpLoop()]
+    yield loops
+    for loop in loops:
+        loop.close()
+    close_http_loops()
+
+
+async def _turns(http: HttpLoop, count: int) -> list[float]:
+    """When each of some requests may be sent, all wanted at once."""
+
+    async def one() -> float:
+        assert await http.turn(("a", None), RATE, http.loop.time() + 60)
+        return time.monotonic()
+
+    return list(await asyncio.gather(*(one() for _ in range(count))))
+
+
+def test_d10_two_processes_together_keep_the_rate(two_processes: list[HttpLoop]) -> None:
+    """GIVEN a rate of 40 a second WHEN two processes want to send 60 each THEN both do, and together keep it."""
+    began = time.monotonic()
+    futures = [http.submit(_turns(http, 60)) for http in two_processes]
+    sent = sorted(at for future in futures for at in future.result(timeout=120))
+    assert len(sent) == 120
+    assert sent[-1] - began >= 119 / RATE - 0.05
+    firsts = [future.result()[0] for future in futures]
+    assert abs(firsts[0] - firsts[1]) < 30, "neither waits for the other's end"
+
+
+def test_d10_stretches_never_overlap_and_one_subscriptions_are_its_own(rates: PostgresRates) -> None:
+    """GIVEN a subscription WHEN stretches are taken one after another THEN each begins where the last one ends; another
+    subscription's, and a replay's, begin at once."""
+    begins = []
+    for _ in range(4):
+        asked = time.monotonic()
+        begins.append(asked + rates.take("a", "", 10.0))
+    assert begins == pytest.approx([begins[0] + 10.0 * n for n in range(4)], abs=1.0)
+    assert rates.take("b", "", 10.0) <= 0.01
+    assert rates.take("a", "r1", 10.0) <= 0.01
