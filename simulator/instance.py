@@ -77,6 +77,21 @@ class SimLeases:
             self.missed.pop(lease, None)
         return lease
 
+    def acquire_all(self, names: Sequence[str], holder: Holder, ttl_s: float) -> list[Lease]:
+        leases: list[Lease] = self.port.acquire_all(names, holder, ttl_s)
+        for lease in leases:
+            self.instance.acquired(lease)
+            self.missed.pop(lease, None)
+        return leases
+
+    def free(self, names: Sequence[str], holder: Holder) -> list[str]:
+        found: list[str] = self.port.free(names, holder)
+        return found
+
+    def divide(self, first: str, others: Sequence[str], holder: Holder) -> bool:
+        done: bool = self.port.divide(first, others, holder)
+        return done
+
     def renew(self, lease: Lease, ttl_s: float) -> None:
         try:
             self.port.renew(lease, ttl_s)

@@ -66,6 +66,7 @@ PARTS: Mapping[str, Sequence[str]] = {
         "tests/faults/test_mongo.py",
         "tests/faults/test_object_store.py",
     ),
+    "faults-instances": ("tests/faults/test_instances.py",),
     "faults-oracle": ("tests/faults/test_oracle.py", "tests/faults/test_replicas.py"),
     "faults-tables": (
         "tests/faults/test_copy.py",

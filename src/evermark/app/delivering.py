@@ -14,7 +14,7 @@ from typing import Any
 from evermark.app.build import Stores
 from evermark.app.failovers import Failovers
 from evermark.cluster.fence import deliver_lease
-from evermark.cluster.holding import Candidate
+from evermark.cluster.holding import Candidate, Share
 from evermark.delivery.base import Fate, KeyWanted, Outcome, SourcePartition, SubscriptionState
 from evermark.delivery.decide.answers import Verdict
 from evermark.delivery.decide.shards import FIRST
@@ -253,6 +253,7 @@ class DeliveryRunner:
         shard: int = FIRST,
         shards: int = 1,
         tell_others: Callable[[Span], None] = lambda _span: None,
+        share: Share | None = None,
     ) -> None:
         """`tell_others`: the owners of the other shards of a batch that was taken here."""
         self._d = deployment
@@ -274,7 +275,14 @@ class DeliveryRunner:
         self._owner = DeliveryOwner(
             works,
             DeploymentReport(deployment, view, board, metrics, shard),
-            Candidate(deployment.leases, deployment.holder, runtime, get_logger(part="deliver")),
+            Candidate(
+                deployment.leases,
+                deployment.holder,
+                runtime,
+                get_logger(part="deliver"),
+                share=share or Share(),
+                on_refused=lambda lease: metrics.refused.labels(lease).inc(),
+            ),
             shard=shard,
             shards=shards,
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
@@ -13,7 +13,7 @@ from evermark.app.inspect import newest
 from evermark.app.source_monitor import SourceMonitor
 from evermark.breaker import BreakerState
 from evermark.cluster.fence import source_lease
-from evermark.cluster.holding import Candidate
+from evermark.cluster.holding import Candidate, Share
 from evermark.delivery.base import Cursor, SourcePartition
 from evermark.delivery.replay.owner import RequestDesk
 from evermark.delivery.work import Span
@@ -179,19 +179,31 @@ class SourceRunner(SavingNews):
     metrics: Metrics
     delivery: DeliveryRunner
     runtime: Runtime
+    share: Share = field(default_factory=Share)
 
     def __post_init__(self) -> None:
         self._source = self.deployment.sources[self.name]
         self._folder = self.deployment.log_folder(self.name)
         self._log = get_logger(source=self.name)
         self._repair_log = get_logger(source=self.name, part="repair")
-        candidate = Candidate(self.deployment.leases, self.deployment.holder, self.runtime, self._log)
+        refused = lambda lease: self.metrics.refused.labels(lease).inc()  # noqa: E731
+        candidate = Candidate(
+            self.deployment.leases,
+            self.deployment.holder,
+            self.runtime,
+            self._log,
+            share=self.share,
+            on_refused=refused,
+        )
         self._copy_log = get_logger(source=self.name, part="copy")
         limits = IngestLimits(breaker=self.deployment.reading.breaker)
-        self._owner = SourceOwner(self.name, self._source, self.works, self, candidate, limits, self._copier)
+        self._owner = SourceOwner(
+            self.name, self._source, self.works, self, candidate, limits, self._source.divisible(), self._copier
+        )
         self.works.saving = self
         self._released = self.runtime.wake()
         self._monitor: SourceMonitor | None = None
+        self._owned_leases: list[str] = []
         self._maintaining: Task | None = None
         self._task: Task | None = None
         self._store_is_away: bool | None = None  # None: not known yet; an owner before this one may have said it
@@ -223,7 +235,15 @@ class SourceRunner(SavingNews):
             self.board.put(self.name, partition, PartitionHealth.STALE, error.message, error.hint)
 
     def owned(self) -> None:
-        self.metrics.lease_held.labels(source_lease(self.name)).set(1)
+        owned = self._owner.owned_partitions()
+        for partition in self._owner.partitions():
+            if partition not in owned:
+                self.board.put(self.name, partition, PartitionHealth.STANDBY)
+        self._owned_leases = [source_lease(self.name, p) for p in owned] if self._owner.divided else []
+        for lease in self._owned_leases or [source_lease(self.name)]:
+            self.metrics.lease_held.labels(lease).set(1)
+        if 0 not in owned:
+            return  # what is done once for a source is done where its first partition is read
         released = self._released = self.runtime.wake()
         self._maintaining = self.runtime.spawn(f"maintenance {self.name}", lambda: self._maintain(released))
         self._monitor = SourceMonitor(self._source, self.name, self.board, self.metrics)
@@ -235,9 +255,11 @@ class SourceRunner(SavingNews):
             self._maintaining.join(_MAINTENANCE_END_S)
         if self._monitor is not None:
             self._monitor.stop()
+        self._maintaining = self._monitor = None
         for partition in self._owner.partitions():
             self.metrics.partition_up.labels(self.name, partition).set(0)
-        self.metrics.lease_held.labels(source_lease(self.name)).set(0)
+        for lease in self._owned_leases or [source_lease(self.name)]:
+            self.metrics.lease_held.labels(lease).set(0)
 
     def reading(self, partitions: Sequence[int]) -> None:
         for partition in partitions:

@@ -6,7 +6,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from evermark.app.build import LaneParts
@@ -17,6 +17,7 @@ from evermark.app.lane import (
     LET_GO,
     READY,
     RENEW,
+    SHARE,
     STOP,
     TAKEN,
     EndTimes,
@@ -97,6 +98,7 @@ class Lanes:
         self._metrics = metrics
         self._lane_s = lane_s
         self._on_taken = on_taken
+        self._share: frozenset[str] | None = None
         self._lanes: dict[str, _Submitted] = {}
         self._runtime = Threads()
         self._stopping = self._runtime.wake()
@@ -116,6 +118,12 @@ class Lanes:
         self._threads = [
             threading.Thread(target=self._run, args=(work,), name=f"lanes {work.shard}", daemon=True) for work in works
         ]
+
+    def share(self, leases: frozenset[str]) -> None:
+        """From now on these leases are to be taken, and others handed over."""
+        self._share = leases
+        for lane in list(self._lanes):
+            self._channel.tell(lane, SHARE, leases)
 
     def start(self) -> None:
         for thread in self._threads:
@@ -247,7 +255,7 @@ class Lanes:
         submitted = self._lanes.get(lane)
         if submitted is None:
             raise NotFoundError(f"{lane} is over", hint="a later one runs")
-        return submitted.work
+        return replace(submitted.work, share=self._share)
 
     def _heard(self, name: str, news: list[News]) -> None:
         lane = self._lanes.get(name)
@@ -273,6 +281,7 @@ class Lanes:
                 self._channel.tell(lane.successor.name, BEGIN, *arguments)
 
     def _is_ready(self, lane: _Submitted) -> None:
+        self._channel.tell(lane.name, SHARE, self._share)  # it may have changed since the lane was told its work
         lane.ready.set()
         if lane.began:  # a retry of its task: the attempt before it had begun, and may have let go of some parts
             self._channel.tell(lane.name, BEGIN, *_parts(lane.work))

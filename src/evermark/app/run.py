@@ -20,6 +20,7 @@ from evermark.app.checking import file_warnings
 from evermark.app.inspect import check_at
 from evermark.app.lane import EndTimes
 from evermark.app.lanes import Lanes, shared_out
+from evermark.app.member import Membership, leases_of
 from evermark.app.scratch import ScratchKeeper, scratch_folder
 from evermark.app.serving import served
 from evermark.app.source_lag import Lags
@@ -80,6 +81,7 @@ class Pipeline:
         self._said_stopping = False
         self._on_taken: Callable[[], None] = lambda: None
         self._engine: Engine | None = None
+        self._membership: Membership | None = None
         self._refuse_requests: Callable[[], None] = lambda: None
 
     @classmethod
@@ -141,6 +143,10 @@ class Pipeline:
                 stack.callback(StateSupervisor(deployment.embedded).stop)
             stack.enter_context(served(server, deployment, self._match))
             self._on_taken = server.tail.wake
+            leases = leases_of(deployment.sources, self.config.spark.lanes)
+            self._membership = Membership(deployment.state, deployment.holder, leases)
+            self._membership.start()
+            stack.callback(self._membership.stop)
             self._run_with_spark(deployment, first)
 
     def _opened(self) -> Deployment | None:
@@ -241,6 +247,8 @@ class Pipeline:
         self._dead_thread = None  # before the first thread starts: none that ends is overlooked
         self._engine = engine
         try:
+            if self._membership is not None:
+                self._membership.tell(lanes.share)
             lanes.start()
             self.board.engine_runs()
             self._log.info("up", listen=f"{self.config.server.host}:{self.port}", pid=os.getpid())

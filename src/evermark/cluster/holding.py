@@ -1,11 +1,12 @@
-"""Holding a lease while work goes on: renewed beside the work, which is told when it is lost. And one change for a
-person under a lease, whichever instance holds it.
+"""Holding leases while work goes on: renewed beside the work, which is told when they are lost, or should change hands.
+And one change for a person under a lease, whichever instance holds it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeVar
 
 from evermark.cluster.base import Holder, Lease, LeaseStore
@@ -21,6 +22,7 @@ _TRIES = 3
 class LeaseLimits:
     ttl_s: float = 10.0
     standby_poll_s: float = 0.5
+    share_poll_s: float = 0.25  # whether the leases that are held are still those to be held
 
     @property
     def renew_every_s(self) -> float:
@@ -30,18 +32,41 @@ class LeaseLimits:
 LIMITS = LeaseLimits()
 
 
+class Share:
+    """Which leases are this process's to take: all, until it is told which."""
+
+    def __init__(self, names: Collection[str] | None = None) -> None:
+        self.names = None if names is None else frozenset(names)
+
+    def set(self, names: Collection[str] | None) -> None:
+        self.names = None if names is None else frozenset(names)
+
+    def of(self, names: Sequence[str]) -> list[str]:
+        mine = self.names
+        return [name for name in names if mine is None or name in mine]
+
+
 @dataclass(eq=False)
 class HeldLease:
-    """Renews until closed. `lost` is set when another instance has the lease, or may have it."""
+    """A lease, or several under one epoch: renewed until closed. `lost` is set when another instance has one of them,
+    or may have it. `moved` is set when others are to be held instead: one that is held is not to be held any more, or
+    one that is to be held can be had.
+    """
 
     store: LeaseStore
     lease: Lease
     runtime: Runtime
     log: Log
     limits: LeaseLimits = LIMITS
+    also: Sequence[Lease] = ()
+    wanted: Callable[[], Sequence[str]] | None = None  # the leases to be held; None: these
+    holder: Holder | None = None  # who would take more of them
+    on_refused: Callable[[str], None] = lambda _: None  # a write under this lease was refused, being stale
 
     def __post_init__(self) -> None:
+        self.names = frozenset(lease.name for lease in (self.lease, *self.also))
         self.lost = self.runtime.wake()
+        self.moved = self.runtime.wake()
         self._closed = self.runtime.wake()
         self._task = self.runtime.spawn(f"lease {self.lease.name}", self._renew)
 
@@ -49,17 +74,45 @@ class HeldLease:
         self._closed.set()
         self._task.join(self.limits.ttl_s)
         try:
-            self.store.release(self.lease)
+            for lease in (self.lease, *self.also):
+                self.store.release(lease)
         except EvermarkError as error:
             self._warn("lease not released; it runs out by itself", error=error)
 
+    def require(self) -> None:
+        """Raises `StaleError` when one of them is no longer ours."""
+        for lease in (self.lease, *self.also):
+            self.store.require(lease)
+
+    def _closed_within(self, seconds: float) -> bool:
+        """Wait so long, and look meanwhile whether other leases are to be held."""
+        until = self.runtime.monotonic() + seconds
+        while self.wanted is not None and not self.moved.is_set():
+            left_s = until - self.runtime.monotonic()
+            if left_s <= 0 or self.runtime.wait(min(self.limits.share_poll_s, left_s), self._closed):
+                return self._closed.is_set()
+            if self._is_moved(self.wanted()):
+                self.moved.set()
+        return self.runtime.wait(max(0.0, until - self.runtime.monotonic()), self._closed)
+
+    def _is_moved(self, wanted: Sequence[str]) -> bool:
+        if not self.names <= set(wanted):
+            return True
+        missing = [name for name in wanted if name not in self.names]
+        try:
+            return bool(missing and self.holder is not None and self.store.free(missing, self.holder))
+        except EvermarkError:
+            return False  # renewing says so
+
     def _renew(self) -> None:
         limits, missed_s = self.limits, 0.0
-        while not self.runtime.wait(limits.renew_every_s, self._closed):
+        while not self._closed_within(limits.renew_every_s):
             try:
-                self.store.renew(self.lease, limits.ttl_s)
+                for lease in (self.lease, *self.also):
+                    self.store.renew(lease, limits.ttl_s)
                 missed_s = 0.0
             except StaleError as error:
+                self.on_refused(self.lease.name)
                 self._warn("lease lost", error=error)
                 break
             except Exception as error:  # noqa: BLE001 - a lease that nobody renews must be noticed as lost
@@ -84,6 +137,8 @@ class Candidate:
     runtime: Runtime
     log: Log
     limits: LeaseLimits = LIMITS
+    share: Share = field(default_factory=Share)
+    on_refused: Callable[[str], None] = lambda _: None  # a write under this lease was refused, being stale
 
     def acquire(
         self,
@@ -91,25 +146,55 @@ class Candidate:
         stopping: Wake,
         on_standby: Callable[[], None],
         on_error: Callable[[EvermarkError], None] = lambda _: None,
+        others: Sequence[str] = (),
     ) -> HeldLease | None:
-        """Wait for the lease; None when told to stop first. An error of the store goes to `on_error`."""
+        """Wait for the lease; None when told to stop first. An error of the store goes to `on_error`.
+
+        With `others`, the lease `name` is divided: each is taken apart, and those of them that are ours are waited for
+        until one at least can be had.
+        """
         said: str | None = None  # the error that was told last; empty: that another instance has the lease
         while not stopping.is_set():
             try:
-                lease = self.leases.acquire(name, self.holder, self.limits.ttl_s)
+                leases = self._acquired(name, others)
             except EvermarkError as error:
                 if error.message != said:
                     self.log.warning("lease not acquired", lease=name, error=error)
                 said = error.message
                 on_error(error)
             else:
-                if lease is not None:
-                    return HeldLease(self.leases, lease, self.runtime, self.log, self.limits)
+                if leases:
+                    return self._held(leases, (name, *others))
                 if said != "":
                     on_standby()
                 said = ""
             self.runtime.wait(self.limits.standby_poll_s, stopping)
         return None
+
+    def _acquired(self, name: str, others: Sequence[str]) -> list[Lease]:
+        mine = self.share.of((name, *others))
+        if not mine:
+            return []
+        if others:
+            divided = self.leases.divide(name, others, self.holder)
+            return self.leases.acquire_all(mine, self.holder, self.limits.ttl_s) if divided else []
+        lease = self.leases.acquire(name, self.holder, self.limits.ttl_s)
+        return [lease] if lease is not None else []
+
+    def _held(self, leases: Sequence[Lease], names: Sequence[str]) -> HeldLease:
+        changes = self.share.names is not None or len(names) > 1
+        wanted = partial(self.share.of, names) if changes else None
+        return HeldLease(
+            self.leases,
+            leases[0],
+            self.runtime,
+            self.log,
+            self.limits,
+            leases[1:],
+            wanted,
+            self.holder,
+            self.on_refused,
+        )
 
 
 def as_holder(

@@ -44,7 +44,7 @@ class Scene:
     def __init__(self, folder: Path, limits: ReadingLimits | None = None) -> None:
         self.board, self.metrics = HealthBoard(), Metrics()
         limits = limits or ReadingLimits()
-        source: Any = SimpleNamespace(partitions=lambda: [0])
+        source: Any = SimpleNamespace(partitions=lambda: [0], divisible=lambda: False)
         stores: Any = SimpleNamespace(
             sources={"shop": source}, reading=limits, log_folder=lambda _: folder, recoveries=None, copies=None,
             leases=None, holder=None, heads=None, checkpoints=None, replays=None, store_breaker=Breaker(limits.breaker),

@@ -1,0 +1,110 @@
+"""This process as one of the instances of a deployment: it announces itself, and learns which leases it is to take."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from importlib.metadata import version
+
+from evermark.cluster.assignment import assigned
+from evermark.cluster.base import Holder
+from evermark.cluster.fence import deliver_lease, source_lease
+from evermark.cluster.holding import LIMITS
+from evermark.cluster.members import Member, Members, instance_name, member_of
+from evermark.cluster.postgres import LeaseRow, lease_rows
+from evermark.errors import EvermarkError
+from evermark.observe.logging import get_logger
+from evermark.sources.base import Source
+from evermark.state.connection import State
+
+_LOOK_EVERY_S = 1.0
+
+
+def leases_of(sources: Mapping[str, Source], shards: int) -> frozenset[str]:
+    """Everything that instances share out: what one of them does at a time."""
+    mine = {deliver_lease(shard) for shard in range(shards)}
+    for name, source in sources.items():
+        mine |= {source_lease(name, partition) for partition in (source.partitions() if source.divisible() else [0])}
+    return frozenset(mine)
+
+
+def share_of(name: str, members: Mapping[str, Member], rows: Iterable[LeaseRow]) -> frozenset[str]:
+    """The leases that an instance is to take; none while it is drained."""
+    able = {member.name: member.leases for member in members.values() if member.lives and not member.draining}
+    owners = {row.name: member_of(row.holder) for row in rows if row.held and row.holder is not None}
+    return frozenset(lease for lease, instance in assigned(able, owners).items() if instance == name)
+
+
+class Membership:
+    """One thread, until stopped. While State does not answer, the share stays as it was."""
+
+    def __init__(self, state: State, holder: Holder, leases: frozenset[str]) -> None:
+        self._state, self._holder, self._leases = state, holder, leases
+        self._members = Members(state)
+        self.name = instance_name(holder)
+        self.share: frozenset[str] = frozenset()
+        self._on_share: Callable[[frozenset[str]], None] = lambda _: None
+        self._lock = threading.Lock()
+        self._stopping = threading.Event()
+        self._log = get_logger(part="instance", instance=self.name)
+        self._said: str | None = None
+        self._drained = False
+        self._thread = threading.Thread(target=self._run, name="membership", daemon=True)
+
+    def start(self) -> None:
+        self._beat()
+        self._look()
+        self._thread.start()
+
+    def tell(self, on_share: Callable[[frozenset[str]], None]) -> None:
+        """Who is told of the share, now and whenever it changes."""
+        with self._lock:
+            self._on_share = on_share
+            on_share(self.share)
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self._thread.join(LIMITS.ttl_s)
+        try:
+            self._members.leave(self._holder)
+        except EvermarkError as error:
+            self._log.debug("the instance could not say that it ends; the others see it", error=error)
+
+    def _run(self) -> None:
+        beaten_s = 0.0
+        while not self._stopping.wait(_LOOK_EVERY_S):
+            beaten_s += _LOOK_EVERY_S
+            if beaten_s >= LIMITS.renew_every_s:
+                beaten_s = 0.0 if self._beat() else beaten_s
+            self._look()
+
+    def _beat(self) -> bool:
+        return self._tried(lambda: self._members.beat(self._holder, version("evermark"), self._leases))
+
+    def _look(self) -> bool:
+        return self._tried(self._share_out)
+
+    def _share_out(self) -> None:
+        members = self._members.all()
+        me = members.get(self.name)
+        if me is not None and me.draining and not self._drained:
+            self._drained = True
+            self._log.info("this instance is drained: everything is handed over")
+        share = share_of(self.name, members, lease_rows(self._state).values())
+        with self._lock:
+            if share != self.share:
+                others = sum(member.lives for member in members.values()) - 1
+                self._log.info("share of the work", leases=sorted(share), of=len(self._leases), other_instances=others)
+                self.share = share
+                self._on_share(share)
+
+    def _tried(self, step: Callable[[], None]) -> bool:
+        try:
+            step()
+        except EvermarkError as error:
+            if error.message != self._said:
+                self._log.warning("the instances cannot be looked at; what is owned stays so", error=error)
+            self._said = error.message
+            return False
+        self._said = None
+        return True
