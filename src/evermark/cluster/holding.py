@@ -6,12 +6,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TypeVar
 
 from evermark.cluster.base import Holder, Lease, LeaseStore
 from evermark.errors import BusyError, EvermarkError, StaleError
-from evermark.runtime import Log, Runtime, Wake
+from evermark.runtime import Log, Runtime, Wake, any_set
 
 T = TypeVar("T")
 
@@ -22,7 +21,6 @@ _TRIES = 3
 class LeaseLimits:
     ttl_s: float = 10.0
     standby_poll_s: float = 0.5
-    share_poll_s: float = 0.25  # whether the leases that are held are still those to be held
 
     @property
     def renew_every_s(self) -> float:
@@ -37,9 +35,19 @@ class Share:
 
     def __init__(self, names: Collection[str] | None = None) -> None:
         self.names = None if names is None else frozenset(names)
+        self._watching: list[Wake] = []
 
     def set(self, names: Collection[str] | None) -> None:
         self.names = None if names is None else frozenset(names)
+        for wake in list(self._watching):
+            wake.set()
+
+    def watch(self, wake: Wake) -> None:
+        """Have `wake` set whenever the share changes, until `unwatch`."""
+        self._watching.append(wake)
+
+    def unwatch(self, wake: Wake) -> None:
+        self._watching.remove(wake)
 
     def of(self, names: Sequence[str]) -> list[str]:
         mine = self.names
@@ -59,7 +67,8 @@ class HeldLease:
     log: Log
     limits: LeaseLimits = LIMITS
     also: Sequence[Lease] = ()
-    wanted: Callable[[], Sequence[str]] | None = None  # the leases to be held; None: these
+    share: Share | None = None  # which of `may_have` are to be held; None: those that are
+    may_have: Sequence[str] = ()
     holder: Holder | None = None  # who would take more of them
     on_refused: Callable[[str], None] = lambda _: None  # a write under this lease was refused, being stale
 
@@ -68,10 +77,15 @@ class HeldLease:
         self.lost = self.runtime.wake()
         self.moved = self.runtime.wake()
         self._closed = self.runtime.wake()
+        self._changed = self.runtime.wake()
+        if self.share is not None:
+            self.share.watch(self._changed)
         self._task = self.runtime.spawn(f"lease {self.lease.name}", self._renew)
 
     def close(self) -> None:
         self._closed.set()
+        if self.share is not None:
+            self.share.unwatch(self._changed)
         self._task.join(self.limits.ttl_s)
         try:
             for lease in (self.lease, *self.also):
@@ -87,18 +101,21 @@ class HeldLease:
     def _closed_within(self, seconds: float) -> bool:
         """Wait so long, and look meanwhile whether other leases are to be held."""
         until = self.runtime.monotonic() + seconds
-        while self.wanted is not None and not self.moved.is_set():
+        while self.share is not None and not any_set((self.moved, self._closed)):
             left_s = until - self.runtime.monotonic()
-            if left_s <= 0 or self.runtime.wait(min(self.limits.share_poll_s, left_s), self._closed):
-                return self._closed.is_set()
-            if self._is_moved(self.wanted()):
+            if left_s <= 0:
+                return False
+            self._changed.clear()  # before the look: no change is missed
+            wanted = self.share.of(self.may_have)
+            missing = [name for name in wanted if name not in self.names]
+            if not self.names <= set(wanted) or self._is_one_free(missing):
                 self.moved.set()
+            else:
+                poll_s = min(left_s, self.limits.standby_poll_s) if missing else left_s
+                self.runtime.wait(poll_s, self._closed, self._changed)
         return self.runtime.wait(max(0.0, until - self.runtime.monotonic()), self._closed)
 
-    def _is_moved(self, wanted: Sequence[str]) -> bool:
-        if not self.names <= set(wanted):
-            return True
-        missing = [name for name in wanted if name not in self.names]
+    def _is_one_free(self, missing: Sequence[str]) -> bool:
         try:
             return bool(missing and self.holder is not None and self.store.free(missing, self.holder))
         except EvermarkError:
@@ -183,7 +200,6 @@ class Candidate:
 
     def _held(self, leases: Sequence[Lease], names: Sequence[str]) -> HeldLease:
         changes = self.share.names is not None or len(names) > 1
-        wanted = partial(self.share.of, names) if changes else None
         return HeldLease(
             self.leases,
             leases[0],
@@ -191,7 +207,8 @@ class Candidate:
             self.log,
             self.limits,
             leases[1:],
-            wanted,
+            self.share if changes else None,
+            names,
             self.holder,
             self.on_refused,
         )

@@ -127,7 +127,10 @@ class SourceOwner:
         found missing from the log.
         """
         repairer = self._repairer
-        return self._checked and repairer is not None and not repairer.partitions()
+        if not self._checked or repairer is None or repairer.partitions():
+            return False
+        others = [p for p in self.source.partitions() if not self._is_mine(p)]
+        return all(self.works.recoveries.current(self.name, p) is None for p in others)
 
     def partitions(self) -> list[int]:
         """If the source does not say which partitions it has, the first partition stands for all."""
