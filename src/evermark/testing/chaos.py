@@ -4,7 +4,7 @@
 line is a ledger. With `--slot` the replication slot is thrown away as well, and the deaths come while it is repaired.
 With `--mongo` it is the primary of a MongoDB replica set that dies. With `--copy` it dies while a full table is copied,
 with `--oracle` beside a native subscriber of Postgres, whose tables must be those of the log. With `--replicas` it is
-three replicas that die and are cut off from each other.
+three replicas that die and are cut off from each other; with `--instances`, instances that share a source.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from evermark import failpoint
 from evermark.testing.chaos_copy import copy_killed
 from evermark.testing.chaos_down import down_and_back
 from evermark.testing.chaos_engine import engine_killed
+from evermark.testing.chaos_instances import instances_faulted
 from evermark.testing.chaos_mongo import primaries_killed
 from evermark.testing.chaos_oracle import oracle_asked
 from evermark.testing.chaos_replay import replay_beside_live
@@ -82,7 +83,7 @@ def _one_scene(scene: Callable[[Path, str, int], tuple[Ledger, dict[str, float]]
     return 0
 
 
-def main() -> int:
+def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m evermark.testing.chaos", description=__doc__)
     parser.add_argument("--failpoint", action="append", choices=failpoint.NAMES, help="only this one; may be repeated")
     parser.add_argument(
@@ -107,7 +108,20 @@ def main() -> int:
     parser.add_argument(
         "--replicas", type=int, metavar="WRITES", help="three replicas, so many writes each, killed and cut off"
     )
-    given = parser.parse_args()
+    parser.add_argument("--instances", type=int, metavar="N", help="N instances share partitions, faults at random")
+    parser.add_argument("--faults", type=int, default=100, help="with --instances: how many")
+    parser.add_argument("--seed", type=int, default=1, help="with --instances: which faults")
+    return parser.parse_args()
+
+
+def main() -> int:
+    given = _arguments()
+    if given.instances is not None:
+        return _one_scene(
+            lambda folder, dsn, number: instances_faulted(folder, dsn, number, given.faults, given.seed),
+            given.instances,
+            f"instances={given.instances} faults={given.faults}",
+        )
     if given.replicas is not None:
         return _one_scene(
             lambda folder, dsn, writes: (replicas_killed(folder, dsn, writes, _REPLICA_FAULTS), {}),

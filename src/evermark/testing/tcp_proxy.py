@@ -1,0 +1,84 @@
+"""A TCP proxy that can cut off whoever connects through it, or swallow what they say: a network that fails."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from contextlib import suppress
+from typing import Self
+
+_BYTES = 65536
+_POLL_S = 0.1
+
+
+class TcpProxy:
+    """Listens on 127.0.0.1 and passes everything on to one address. `with` starts and stops it."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self._to = (host, port)
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listening.getsockname()[1]
+        self._open: set[socket.socket] = set()
+        self._lock = threading.Lock()
+        self._is_cut = False
+        self._flows = threading.Event()
+        self._flows.set()
+
+    def __enter__(self) -> Self:
+        threading.Thread(target=self._accept, name="proxy", daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._listening.close()
+        self.cut()
+
+    def cut(self) -> None:
+        """Every connection ends, and new ones end at once."""
+        self._is_cut = True
+        self._flows.set()
+        with self._lock:
+            ended, self._open = self._open, set()
+        for each in ended:
+            with suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+            each.close()
+
+    def hang(self) -> None:
+        """Connections stay, and nothing passes."""
+        self._flows.clear()
+
+    def restore(self) -> None:
+        """What was held back passes now, and new connections do."""
+        self._is_cut = False
+        self._flows.set()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                near, _ = self._listening.accept()
+            except OSError:
+                return
+            far = None
+            if not self._is_cut:
+                with suppress(OSError):
+                    far = socket.create_connection(self._to)
+            if far is None:
+                near.close()
+                continue
+            with self._lock:
+                self._open |= {near, far}
+            for source, sink in ((near, far), (far, near)):
+                threading.Thread(target=self._pump, args=(source, sink), name="proxied", daemon=True).start()
+
+    def _pump(self, source: socket.socket, sink: socket.socket) -> None:
+        with suppress(OSError):
+            while data := source.recv(_BYTES):
+                while not self._flows.wait(_POLL_S):
+                    pass
+                sink.sendall(data)
+        for each in (source, sink):
+            with suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+        with self._lock:
+            self._open -= {source, sink}
+        source.close()
