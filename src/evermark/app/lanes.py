@@ -85,8 +85,9 @@ class Lanes:
         metrics: Metrics,
         lane_s: float,
         on_taken: Callable[[], None] = lambda: None,
+        on_able: Callable[[Sequence[LaneWork]], None] = lambda _: None,
     ) -> None:
-        """`on_taken`: a lane has taken a batch."""
+        """`on_taken`: a lane has taken a batch. `on_able`: these works can be done now, and no others."""
         from evermark.spark.copying import copied_by_tasks
         from evermark.spark.deliver import SparkDeliverer
         from evermark.spark.job import written_by_tasks
@@ -99,6 +100,8 @@ class Lanes:
         self._lane_s = lane_s
         self._on_taken = on_taken
         self._share: frozenset[str] | None = None
+        self._on_able = on_able
+        self._able: dict[int, LaneWork] = {}  # by shard: those whose lane is ready
         self._lanes: dict[str, _Submitted] = {}
         self._runtime = Threads()
         self._stopping = self._runtime.wake()
@@ -246,8 +249,10 @@ class Lanes:
         finally:
             del self._lanes[lane.name]
             if lane.error is not None and lane.successor is None:  # it could not say so itself
+                self._able.pop(lane.work.shard, None)
                 self._board.deliver(here=False, shard=lane.work.shard)
             lane.ended.set()
+            self._on_able(list(self._able.values()))  # until another lane is ready, other instances do its work
 
     # what lanes ask and tell
 
@@ -281,6 +286,8 @@ class Lanes:
                 self._channel.tell(lane.successor.name, BEGIN, *arguments)
 
     def _is_ready(self, lane: _Submitted) -> None:
+        self._able[lane.work.shard] = lane.work
+        self._on_able(list(self._able.values()))
         self._channel.tell(lane.name, SHARE, self._share)  # it may have changed since the lane was told its work
         lane.ready.set()
         if lane.began:  # a retry of its task: the attempt before it had begun, and may have let go of some parts

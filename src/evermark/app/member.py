@@ -20,9 +20,9 @@ from evermark.state.connection import State
 _LOOK_EVERY_S = 1.0
 
 
-def leases_of(sources: Mapping[str, Source], shards: int) -> frozenset[str]:
-    """Everything that instances share out: what one of them does at a time."""
-    mine = {deliver_lease(shard) for shard in range(shards)}
+def leases_of(sources: Mapping[str, Source], shards: Iterable[int]) -> frozenset[str]:
+    """What instances share out of these: each is done by one of them at a time."""
+    mine = {deliver_lease(shard) for shard in shards}
     for name, source in sources.items():
         mine |= {source_lease(name, partition) for partition in (source.partitions() if source.divisible() else [0])}
     return frozenset(mine)
@@ -38,13 +38,15 @@ def share_of(name: str, members: Mapping[str, Member], rows: Iterable[LeaseRow])
 class Membership:
     """One thread, until stopped. While State does not answer, the share stays as it was."""
 
-    def __init__(self, state: State, holder: Holder, leases: frozenset[str]) -> None:
-        self._state, self._holder, self._leases = state, holder, leases
+    def __init__(self, state: State, holder: Holder) -> None:
+        self._state, self._holder = state, holder
+        self._leases: frozenset[str] = frozenset()  # that it can take just now
         self._members = Members(state)
         self.name = instance_name(holder)
         self.share: frozenset[str] = frozenset()
         self._on_share: Callable[[frozenset[str]], None] = lambda _: None
         self._lock = threading.Lock()
+        self._looking = threading.RLock()
         self._stopping = threading.Event()
         self._log = get_logger(part="instance", instance=self.name)
         self._said: str | None = None
@@ -53,8 +55,17 @@ class Membership:
 
     def start(self) -> None:
         self._beat()
-        self._look()
         self._thread.start()
+
+    def able(self, leases: frozenset[str]) -> None:
+        """This instance can take these leases now, and no others. The others hear of it, and it learns its share, at
+        once: a part that is begun after this does not stand by first.
+        """
+        with self._looking:
+            if leases != self._leases:
+                self._leases = leases
+                self._beat()
+                self._look()
 
     def tell(self, on_share: Callable[[frozenset[str]], None]) -> None:
         """Who is told of the share, now and whenever it changes."""
@@ -74,9 +85,10 @@ class Membership:
         beaten_s = 0.0
         while not self._stopping.wait(_LOOK_EVERY_S):
             beaten_s += _LOOK_EVERY_S
-            if beaten_s >= LIMITS.renew_every_s:
-                beaten_s = 0.0 if self._beat() else beaten_s
-            self._look()
+            with self._looking:
+                if beaten_s >= LIMITS.renew_every_s:
+                    beaten_s = 0.0 if self._beat() else beaten_s
+                self._look()
 
     def _beat(self) -> bool:
         return self._tried(lambda: self._members.beat(self._holder, version("evermark"), self._leases))

@@ -170,8 +170,25 @@ class Candidate:
         With `others`, the lease `name` is divided: each is taken apart, and those of them that are ours are waited for
         until one at least can be had.
         """
+        changed = self.runtime.wake()
+        self.share.watch(changed)
+        try:
+            return self._waited_for(name, stopping, on_standby, on_error, others, changed)
+        finally:
+            self.share.unwatch(changed)
+
+    def _waited_for(
+        self,
+        name: str,
+        stopping: Wake,
+        on_standby: Callable[[], None],
+        on_error: Callable[[EvermarkError], None],
+        others: Sequence[str],
+        changed: Wake,
+    ) -> HeldLease | None:
         said: str | None = None  # the error that was told last; empty: that another instance has the lease
         while not stopping.is_set():
+            changed.clear()
             try:
                 leases = self._acquired(name, others)
             except EvermarkError as error:
@@ -185,7 +202,7 @@ class Candidate:
                 if said != "":
                     on_standby()
                 said = ""
-            self.runtime.wait(self.limits.standby_poll_s, stopping)
+            self.runtime.wait(self.limits.standby_poll_s, stopping, changed)
         return None
 
     def _acquired(self, name: str, others: Sequence[str]) -> list[Lease]:

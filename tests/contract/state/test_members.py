@@ -101,4 +101,4 @@ def test_a_source_is_shared_by_partitions_only_if_it_says_so(tmp_path: object) -
             return False
 
     sources = {"numbers": NumberFiles(str(tmp_path), 3), "whole": Whole(str(tmp_path), 3)}
-    assert leases_of(sources, 2) == {*LEASES, source_lease("whole"), deliver_lease(0), deliver_lease(1)}
+    assert leases_of(sources, range(2)) == {*LEASES, source_lease("whole"), deliver_lease(0), deliver_lease(1)}

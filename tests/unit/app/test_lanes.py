@@ -18,6 +18,7 @@ def lanes(monkeypatch: pytest.MonkeyPatch, cancelled: list[str]) -> Any:
     """Without Spark: its jobs never begin, and are only noted when they are cancelled."""
     found: Any = object.__new__(Lanes)
     found._share = frozenset({"deliver"})
+    found._able, found._on_able = {}, lambda _: None
     found._runtime, found._lanes, found._context = Threads(), {}, None
     found._stopping = found._runtime.wake()
     monkeypatch.setattr(Lanes, "_job", lambda _self, _lane: None)
