@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import version
 
@@ -17,7 +18,8 @@ from evermark.observe.logging import get_logger
 from evermark.sources.base import Source
 from evermark.state.connection import State
 
-_LOOK_EVERY_S = 1.0
+_LOOK_EVERY_S = 0.5
+_LOOK_ALONE_S = 1.0
 
 
 def leases_of(sources: Mapping[str, Source], shards: Iterable[int]) -> frozenset[str]:
@@ -44,6 +46,8 @@ class Membership:
         self._members = Members(state)
         self.name = instance_name(holder)
         self.share: frozenset[str] = frozenset()
+        self._found: frozenset[str] = frozenset()  # the share by the last look
+        self._others = 0  # instances that live
         self._on_share: Callable[[frozenset[str]], None] = lambda _: None
         self._lock = threading.Lock()
         self._looking = threading.RLock()
@@ -82,12 +86,11 @@ class Membership:
             self._log.debug("the instance could not say that it ends; the others see it", error=error)
 
     def _run(self) -> None:
-        beaten_s = 0.0
-        while not self._stopping.wait(_LOOK_EVERY_S):
-            beaten_s += _LOOK_EVERY_S
+        beaten_at = time.monotonic()
+        while not self._stopping.wait(_LOOK_EVERY_S if self._others else _LOOK_ALONE_S):
             with self._looking:
-                if beaten_s >= LIMITS.renew_every_s:
-                    beaten_s = 0.0 if self._beat() else beaten_s
+                if time.monotonic() - beaten_at >= LIMITS.renew_every_s and self._beat():
+                    beaten_at = time.monotonic()
                 self._look()
 
     def _beat(self) -> bool:
@@ -102,11 +105,15 @@ class Membership:
         if me is not None and me.draining and not self._drained:
             self._drained = True
             self._log.info("this instance is drained: everything is handed over")
-        share = share_of(self.name, members, lease_rows(self._state).values())
+        found = share_of(self.name, members, lease_rows(self._state).values())
+        self._others = sum(member.lives for name, member in members.items() if name != self.name)
         with self._lock:
+            # What is to be handed over is kept for one more look: by then the others know, and wait for it.
+            share = found | (self.share & self._found)
+            self._found = found
             if share != self.share:
-                others = sum(member.lives for member in members.values()) - 1
-                self._log.info("share of the work", leases=sorted(share), of=len(self._leases), other_instances=others)
+                can = len(self._leases)
+                self._log.info("share of the work", leases=sorted(share), of=can, other_instances=self._others)
                 self.share = share
                 self._on_share(share)
 

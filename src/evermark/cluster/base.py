@@ -51,8 +51,8 @@ class LeaseStore(Protocol):
     def renew(self, lease: Lease, ttl_s: float) -> None:
         """Raises `StaleError` when it is no longer ours."""
 
-    def release(self, lease: Lease) -> None:
-        """Let go early; harmless when it is no longer ours."""
+    def release(self, *leases: Lease) -> None:
+        """Let go early, of all at one moment; harmless where they are no longer ours."""
 
     def require(self, lease: Lease) -> None:
         """Raises `StaleError` when the epoch is old. For checks outside a fenced transaction."""

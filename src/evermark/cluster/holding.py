@@ -21,6 +21,7 @@ _TRIES = 3
 class LeaseLimits:
     ttl_s: float = 10.0
     standby_poll_s: float = 0.5
+    handoff_poll_s: float = 0.1  # for a lease that is about to be handed over, while others of its kind are held
 
     @property
     def renew_every_s(self) -> float:
@@ -88,8 +89,7 @@ class HeldLease:
             self.share.unwatch(self._changed)
         self._task.join(self.limits.ttl_s)
         try:
-            for lease in (self.lease, *self.also):
-                self.store.release(lease)
+            self.store.release(self.lease, *self.also)
         except EvermarkError as error:
             self._warn("lease not released; it runs out by itself", error=error)
 
@@ -111,7 +111,7 @@ class HeldLease:
             if not self.names <= set(wanted) or self._is_one_free(missing):
                 self.moved.set()
             else:
-                poll_s = min(left_s, self.limits.standby_poll_s) if missing else left_s
+                poll_s = min(left_s, self.limits.handoff_poll_s) if missing else left_s
                 self.runtime.wait(poll_s, self._closed, self._changed)
         return self.runtime.wait(max(0.0, until - self.runtime.monotonic()), self._closed)
 

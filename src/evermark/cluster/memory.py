@@ -67,11 +67,12 @@ class MemoryLeases:
             held = self._ours(lease)
             self._held[lease.name] = replace(held, expires_at=self._clock() + timedelta(seconds=ttl_s))
 
-    def release(self, lease: Lease) -> None:
+    def release(self, *leases: Lease) -> None:
         with self._lock:
-            held = self._held.get(lease.name)
-            if held is not None and held.epoch == lease.epoch:
-                self._held[lease.name] = replace(held, holder=None)
+            for lease in leases:
+                held = self._held.get(lease.name)
+                if held is not None and held.epoch == lease.epoch:
+                    self._held[lease.name] = replace(held, holder=None)
 
     def require(self, lease: Lease) -> None:
         with self._lock:

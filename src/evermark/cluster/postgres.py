@@ -128,9 +128,10 @@ class PostgresLeases:
             if conn.execute(_RENEW, (ttl_s, lease.name, lease.epoch)).rowcount != 1:
                 raise stale(lease.name, lease.epoch)
 
-    def release(self, lease: Lease) -> None:
-        with self._state.connection() as conn:
-            conn.execute(_RELEASE, (lease.name, lease.epoch))
+    def release(self, *leases: Lease) -> None:
+        with self._state.transaction() as conn:
+            for lease in sorted(leases, key=lambda each: each.name):
+                conn.execute(_RELEASE, (lease.name, lease.epoch))
 
     def require(self, lease: Lease) -> None:
         with self._state.connection() as conn:

@@ -111,6 +111,10 @@ class InstancesFaulted:
         return counted
 
 
+def _short(seconds: list[float]) -> list[float]:
+    return [round(each, 1) for each in seconds]
+
+
 def instances_faulted(
     folder: Path, dsn: str, instances: int, faults: int, seed: int
 ) -> tuple[Ledger, dict[str, float]]:
@@ -122,7 +126,8 @@ def instances_faulted(
         world.all_share()
         for number in range(faults):
             said = world.one_fault()
-            sys.stderr.write(f"{number + 1}: {said}; takeovers {[round(s, 1) for s in world.takeovers_s[-3:]]}\n")
+            figures_s = f"takeovers {_short(world.takeovers_s[-3:])}, pauses {_short(world.pauses_s[-12:])}"
+            sys.stderr.write(f"{number + 1}: {said}; {figures_s}\n")
         stage.finish()
         ledger = stage.check_complete()
         stage.check_epochs()
