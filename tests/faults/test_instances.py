@@ -33,7 +33,6 @@ def test_instances_share_the_partitions_and_take_over_from_each_other(tmp_path: 
         drained = stage.run("instance", "drain", "--instance", name_of(third))
         assert name_of(third) in drained.stderr
         stage.wait_shared(second, timeout_s=60)
-        stage.wait_delivered(stage.delivered("one") + 100)
         print(f"the longest pause of a partition while one was drained: {stage.pauses_s(began)[-1]:.1f} s")
         stage.finish()
         stage.check_complete()

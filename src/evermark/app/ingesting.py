@@ -82,6 +82,7 @@ class LaneWorks:
         recent = self.deployment.reading.recent
         self._recent = RecentIds(recent, self.runtime.monotonic) if recent is not None else None
         self.saving: SavingNews = SavingNews()
+        self._rows_before: int | None = None
 
     def warm(self) -> None:
         """Before the source is ours: open what its owner will need, so that it goes on at once."""
@@ -138,9 +139,13 @@ class LaneWorks:
         gaps = self.deployment.reading.gaps
         reading = SourceReading(
             of, self.limit, self.runtime, self.tasks.write_pieces, self._say_unfed, took, self._recent, gaps,
-            self.newest, self._say_jump,
+            self.newest, self._say_jump, self._rows_before,
         )  # fmt: skip
-        return reading.run(plan, taker, self._with_cache_shown(on_taken), ends)
+        try:
+            return reading.run(plan, taker, self._with_cache_shown(on_taken), ends)
+        finally:
+            # Reading that goes on with other partitions knows how much there is: its first batch needs no job of Spark.
+            self._rows_before = reading.rows_before
 
     def _with_cache_shown(self, on_taken: Callable[[Taken], None]) -> Callable[[Taken], None]:
         def show(taken: Taken) -> None:

@@ -248,11 +248,13 @@ class Lanes:
             lane.error = f"{type(error).__name__}: {error}"[:500]
         finally:
             del self._lanes[lane.name]
-            if lane.error is not None and lane.successor is None:  # it could not say so itself
-                self._able.pop(lane.work.shard, None)
+            failed = lane.error is not None and lane.successor is None  # it could not say so itself
+            if failed:
                 self._board.deliver(here=False, shard=lane.work.shard)
             lane.ended.set()
-            self._on_able(list(self._able.values()))  # until another lane is ready, other instances do its work
+            if failed and not self._stopping.is_set():  # until another lane is ready, other instances do its work
+                self._able.pop(lane.work.shard, None)
+                self._on_able(list(self._able.values()))
 
     # what lanes ask and tell
 
@@ -287,7 +289,8 @@ class Lanes:
 
     def _is_ready(self, lane: _Submitted) -> None:
         self._able[lane.work.shard] = lane.work
-        self._on_able(list(self._able.values()))
+        if not self._stopping.is_set():
+            self._on_able(list(self._able.values()))
         self._channel.tell(lane.name, SHARE, self._share)  # it may have changed since the lane was told its work
         lane.ready.set()
         if lane.began:  # a retry of its task: the attempt before it had begun, and may have let go of some parts

@@ -94,7 +94,6 @@ class InstancesFaulted:
         began = time.time()
         self._stage.run("instance", "drain", "--instance", name_of(victim.instance))
         self._stage.wait_shared(*(each.instance for each in self._running if each is not victim))
-        self._stage.wait_delivered(self._stage.delivered("one") + 100)
         self.pauses_s += self._stage.pauses_s(began)
         self._count(victim)
         assert victim.instance.terminate() == 0

@@ -109,7 +109,9 @@ class InstancesStage(Stage):
             assert epochs == sorted(epochs), f"partition {partition}: a stale owner has committed: {epochs}"
 
     def pauses_s(self, since: float) -> list[float]:
-        """By partition, the longest time without a commit since then."""
+        """By partition, the longest time without a commit since then; waits until each has one after now."""
+        now = time.time()
+        until(lambda: all(notes[-1][1] > now for notes in self.notes().values()), "every partition goes on")
         times = [[at for _, at in notes if at >= since] for notes in self.notes().values()]
         return sorted(max(b - a for a, b in pairwise(each)) for each in times if len(each) > 1)
 
