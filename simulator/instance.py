@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
+from evermark.cluster.assignment import assigned
 from evermark.cluster.base import Holder, Lease
 from evermark.cluster.fence import deliver_lease, source_lease
 from evermark.cluster.holding import LIMITS, Candidate
@@ -42,6 +43,8 @@ from simulator.world import World
 
 _COLUMNS = ("event_id", "position", "stream", "key", "op", "event_time", "payload", "previous_key")
 _LATEST_EVERY_S = 0.3
+_CALM_LOOKS = 30  # until nothing changes any more
+_CALM_LOOK_S = 3_600.0
 
 
 @dataclass
@@ -77,6 +80,21 @@ class SimLeases:
             self.missed.pop(lease, None)
         return lease
 
+    def acquire_all(self, names: Sequence[str], holder: Holder, ttl_s: float) -> list[Lease]:
+        leases: list[Lease] = self.port.acquire_all(names, holder, ttl_s)
+        for lease in leases:
+            self.instance.acquired(lease)
+            self.missed.pop(lease, None)
+        return leases
+
+    def free(self, names: Sequence[str], holder: Holder) -> list[str]:
+        found: list[str] = self.port.free(names, holder)
+        return found
+
+    def divide(self, first: str, others: Sequence[str], holder: Holder) -> bool:
+        done: bool = self.port.divide(first, others, holder)
+        return done
+
     def renew(self, lease: Lease, ttl_s: float) -> None:
         try:
             self.port.renew(lease, ttl_s)
@@ -90,8 +108,8 @@ class SimLeases:
                 self.instance.told_lost(lease)
             raise
 
-    def release(self, lease: Lease) -> None:
-        self.port.release(lease)
+    def release(self, *leases: Lease) -> None:
+        self.port.release(*leases)
 
     def require(self, lease: Lease) -> None:
         self.port.require(lease)
@@ -134,6 +152,27 @@ class Instance(Process):
             landed = ports.delivery_landed(self.world.account, deliver_lease(shard))
             self._stores[shard] = self.port("delivery", store.of_shard(shard) if shard else store, landed)
         return self._stores[shard]
+
+    def share_out(self) -> None:
+        """As an instance does that shares the work with others (`app/member.py`)."""
+        world, waits = self.world, 0
+        mine = [deliver_lease(owner.shard) for owner in self.delivery]
+        world.able[self.holder.instance] = {
+            *mine,
+            *(source_lease(p.source, p.partition) for p in world.scenario.places),
+        }
+        while True:
+            world.beaten[self.holder.instance] = self.runtime.monotonic()
+            able = {n: world.able[n] for n, at in world.beaten.items() if self.runtime.monotonic() - at <= LIMITS.ttl_s}
+            held = {name: held.holder for name, held in world.leases._held.items()}
+            owners = {name: holder.instance for name, holder in held.items() if holder is not None}
+            world.account.met["shared"] += (
+                len({owners.get(lease) for lease in owners if lease.startswith("source:")}) > 1
+            )
+            found = assigned(able if not world.calm else world.able, owners)
+            self.candidate.share.set([lease for lease, name in found.items() if name == self.holder.instance])
+            waits += world.calm
+            self.runtime.wait(1.0 if waits < _CALM_LOOKS else _CALM_LOOK_S)
 
     def serving(self) -> set[str]:
         return {name for owner in self.delivery for name in owner.serving()}
@@ -218,7 +257,8 @@ class SimWorks:
         starts = dict(plan.starts)
         limit = Limit(rows_max=self._world.scenario.rows_max)
         while not any_set(ends):
-            self._instance.begin_work(source_lease(self._name))
+            for partition in starts if self._world.scenario.divided else (0,):
+                self._instance.begin_work(source_lease(self._name, partition))
             try:
                 to: dict[int, str] = self.source.latest(starts, limit)
             except EvermarkError as error:
@@ -322,7 +362,7 @@ class SimSourceNews:
 
 
 def owner_of(instance: Instance, name: str, works: SimWorks, news: SimSourceNews) -> SourceOwner:
-    return SourceOwner(name, works.source, works, news, instance.candidate)
+    return SourceOwner(name, works.source, works, news, instance.candidate, divided=instance.world.scenario.divided)
 
 
 def _as_row(error: EvermarkError) -> dict[str, str]:

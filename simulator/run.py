@@ -25,6 +25,7 @@ _CALM_STEPS_MAX = 20_000
 _CALM_S_MAX = 500_000.0  # whoever is asked once an hour has time enough
 _KEYS = 4
 _CUT_S_MAX = 40.0
+_SHARING = 3
 
 
 @dataclass(frozen=True)
@@ -39,10 +40,14 @@ class Ran:
     met: Mapping[str, int] = field(default_factory=dict)
 
 
-def run(seed: int, mutant: Mutant | None = None, *, replays: bool = False) -> Ran:
-    """Run one seed; a mutant is applied to the product's code for as long as it runs."""
+def run(seed: int, mutant: Mutant | None = None, *, replays: bool = False, divided: bool = False) -> Ran:
+    """Run one seed; a mutant is applied to the product's code for as long as it runs. `divided`: instances share the
+    partitions.
+    """
+    of = scenario(seed)
     with quiet(), mutant.applied() if mutant is not None else nullcontext():
-        return _run(replace(scenario(seed), replays=replays))
+        instances = max(of.instances, _SHARING) if divided else of.instances
+        return _run(replace(of, replays=replays, divided=divided, instances=instances))
 
 
 def _run(of: Scenario) -> Ran:
@@ -97,6 +102,9 @@ def _start(world: World, name: str, run: int) -> None:
     for owner in instance.delivery:
         instance.runtime.spawn("deliver" + f" {owner.shard}" * (owner.shard > 0), owner.run)
     instance.runtime.spawn("desk", Desk(instance).run)
+    if world.scenario.divided:
+        instance.candidate.share.set([])
+        instance.runtime.spawn("membership", instance.share_out)
 
 
 def cut_off(world: World) -> None:

@@ -50,6 +50,7 @@ class Scenario:
     replays: bool = False  # whether windows of the log are asked for again
     moves_keys: bool = False  # whether records get other keys
     shards: int = 1  # of delivery, at most: instances start with this many, or with fewer
+    divided: bool = False  # whether instances share the partitions of a source
     cuts: float = 0.0  # how often State does not answer an instance for a while, per second
 
     @property

@@ -24,6 +24,12 @@ def require_epoch(leases: MemoryLeases, lease: str, epoch: int, what: str) -> No
     require(epoch == current, f"{what} written with epoch {epoch} of {lease}; the current one is {current}")
 
 
+def lease_of(leases: MemoryLeases, source: str, partition: int) -> str:
+    """The lease of a partition: its own, if its source is divided."""
+    own = source_lease(source, partition)
+    return own if own in leases._held else source_lease(source)
+
+
 class Truth:
     """Knows everything that was produced, and what of it is safe."""
 
@@ -56,12 +62,12 @@ class Truth:
         self._durable_seen[source] = log.durable_commits()
 
     def after_head(self, source: str, partition: int, head: Head) -> None:
-        require_epoch(self._leases, source_lease(source), head.epoch, "a log head")
+        require_epoch(self._leases, lease_of(self._leases, source, partition), head.epoch, "a log head")
         durable = self._logs[source].durable_batch(partition)
         require(head.batch <= durable, f"head of {source}/{partition} at {head.batch}; durable is {durable}")
 
     def after_checkpoint(self, source: str, partition: int, checkpoint: Checkpoint) -> None:
-        require_epoch(self._leases, source_lease(source), checkpoint.epoch, "a checkpoint")
+        require_epoch(self._leases, lease_of(self._leases, source, partition), checkpoint.epoch, "a checkpoint")
         place = SourcePartition(source, partition)
         made, safe = self.made[place], self._safe[place]
         while safe < len(made) and made[safe].position < checkpoint.position:

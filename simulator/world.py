@@ -90,6 +90,8 @@ class World:
         self.running: dict[str, Process] = {}
         self.restart_at: dict[str, float] = {}
         self.moved = 0  # how much has happened
+        self.able: dict[str, set[str]] = {}  # by instance: the leases that it can take, where they share
+        self.beaten: dict[str, float] = {}  # when it last said that it lives
         self.leases = CalmLeases(clock=self.clock, is_gone=self._is_gone)
         self.recoveries = MemoryRecoveries(self.leases, self.clock)
         self.heads = MemoryHeads(self.leases)

@@ -68,6 +68,7 @@ PARTS: Mapping[str, Sequence[str]] = {
         "tests/faults/test_network.py",
         "tests/faults/test_object_store.py",
     ),
+    "faults-instances": ("tests/faults/test_instances.py",),
     "faults-oracle": ("tests/faults/test_oracle.py", "tests/faults/test_replicas.py"),
     "faults-cluster": ("tests/faults/test_cluster.py",),
     "faults-tables": (

@@ -68,7 +68,7 @@ def _busy_as_of_now(due: Sequence[Due], busy: Collection[str], served: Mapping[s
     return list(due)[:at_once]
 
 
-def _asks_each_time(self: MemoryReplays, request: Request, epoch: int) -> bool:
+def _asks_each_time(self: MemoryReplays, request: Request, epoch: int, *, partition: int = 0) -> bool:
     with self._tables.fenced(epoch, source_lease(request.source)):
         self._add(request)
     return True

@@ -13,6 +13,7 @@ from evermark.checkpoints.base import CheckpointStore
 from evermark.checkpoints.kinds import CheckpointConfig, backend_of, open_checkpoints
 from evermark.cluster.base import Holder
 from evermark.cluster.liveness import this_process
+from evermark.cluster.members import instance_name
 from evermark.cluster.postgres import PostgresLeases
 from evermark.config import BotConfig, Config
 from evermark.delivery.base import SourcePartition, SubscriptionSpec
@@ -50,6 +51,7 @@ class LaneParts:
     """What a lane is given to build the same deployment in its own process. Picklable, secrets sealed."""
 
     name: str
+    instance: str  # whose lanes they are
     state_dsn: Hidden
     box: SecretBox
     checkpoint: CheckpointConfig
@@ -122,6 +124,7 @@ class Deployment(Stores):
         config = self.config
         return LaneParts(
             config.name,
+            instance_name(self.holder),
             state_dsn(config, self.box),
             self.box,
             config.reliability.checkpoint.sealed(self.box),
@@ -186,7 +189,7 @@ def open_in_lane(parts: LaneParts, attempt: str) -> Stores:
 
     state = State(dsn, schema_for(parts.name))
     mine = this_process(parts.name)
-    holder = replace(mine, instance=f"{mine.instance}/{attempt}")
+    holder = replace(mine, instance=f"{parts.instance}/{attempt}")
     return Stores(
         **_stores(state, parts.checkpoint, parts.endpoints, parts.reading),
         box=parts.box,

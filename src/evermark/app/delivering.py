@@ -14,7 +14,7 @@ from typing import Any
 from evermark.app.build import Stores
 from evermark.app.failovers import Failovers
 from evermark.cluster.fence import deliver_lease
-from evermark.cluster.holding import Candidate
+from evermark.cluster.holding import Candidate, Share
 from evermark.delivery.base import Fate, KeyWanted, Outcome, SourcePartition, SubscriptionState
 from evermark.delivery.decide.answers import Verdict
 from evermark.delivery.decide.shards import FIRST
@@ -261,6 +261,7 @@ class DeliveryRunner:
         shards: int = 1,
         tell_others: Callable[[Span], None] = lambda _span: None,
         at_once: int = 0,
+        share: Share | None = None,
     ) -> None:
         """`tell_others`: the owners of the other shards of a batch that was taken here. `at_once`: how many jobs Spark
         may run for this shard, where a cluster has room for more than a single machine.
@@ -284,7 +285,14 @@ class DeliveryRunner:
         self._owner = DeliveryOwner(
             works,
             DeploymentReport(deployment, view, board, metrics, shard),
-            Candidate(deployment.leases, deployment.holder, runtime, get_logger(part="deliver")),
+            Candidate(
+                deployment.leases,
+                deployment.holder,
+                runtime,
+                get_logger(part="deliver"),
+                share=share or Share(),
+                on_refused=lambda lease: metrics.refused.labels(lease).inc(),
+            ),
             shard=shard,
             shards=shards,
             limits=limits_for(at_once),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
@@ -13,7 +13,7 @@ from evermark.app.inspect import newest
 from evermark.app.source_monitor import SourceMonitor
 from evermark.breaker import BreakerState
 from evermark.cluster.fence import source_lease
-from evermark.cluster.holding import Candidate
+from evermark.cluster.holding import Candidate, Share
 from evermark.delivery.base import Cursor, SourcePartition
 from evermark.delivery.replay.owner import RequestDesk
 from evermark.delivery.work import Span
@@ -82,6 +82,7 @@ class LaneWorks:
         recent = self.deployment.reading.recent
         self._recent = RecentIds(recent, self.runtime.monotonic) if recent is not None else None
         self.saving: SavingNews = SavingNews()
+        self._rows_before: int | None = None
 
     def warm(self) -> None:
         """Before the source is ours: open what its owner will need, so that it goes on at once."""
@@ -138,9 +139,13 @@ class LaneWorks:
         gaps = self.deployment.reading.gaps
         reading = SourceReading(
             of, self.limit, self.runtime, self.tasks.write_pieces, self._say_unfed, took, self._recent, gaps,
-            self.newest, self._say_jump,
+            self.newest, self._say_jump, self._rows_before,
         )  # fmt: skip
-        return reading.run(plan, taker, self._with_cache_shown(on_taken), ends)
+        try:
+            return reading.run(plan, taker, self._with_cache_shown(on_taken), ends)
+        finally:
+            # Reading that goes on with other partitions knows how much there is: its first batch needs no job of Spark.
+            self._rows_before = reading.rows_before
 
     def _with_cache_shown(self, on_taken: Callable[[Taken], None]) -> Callable[[Taken], None]:
         def show(taken: Taken) -> None:
@@ -179,19 +184,31 @@ class SourceRunner(SavingNews):
     metrics: Metrics
     delivery: DeliveryRunner
     runtime: Runtime
+    share: Share = field(default_factory=Share)
 
     def __post_init__(self) -> None:
         self._source = self.deployment.sources[self.name]
         self._folder = self.deployment.log_folder(self.name)
         self._log = get_logger(source=self.name)
         self._repair_log = get_logger(source=self.name, part="repair")
-        candidate = Candidate(self.deployment.leases, self.deployment.holder, self.runtime, self._log)
+        refused = lambda lease: self.metrics.refused.labels(lease).inc()  # noqa: E731
+        candidate = Candidate(
+            self.deployment.leases,
+            self.deployment.holder,
+            self.runtime,
+            self._log,
+            share=self.share,
+            on_refused=refused,
+        )
         self._copy_log = get_logger(source=self.name, part="copy")
         limits = IngestLimits(breaker=self.deployment.reading.breaker)
-        self._owner = SourceOwner(self.name, self._source, self.works, self, candidate, limits, self._copier)
+        self._owner = SourceOwner(
+            self.name, self._source, self.works, self, candidate, limits, self._source.divisible(), self._copier
+        )
         self.works.saving = self
         self._released = self.runtime.wake()
         self._monitor: SourceMonitor | None = None
+        self._owned_leases: list[str] = []
         self._maintaining: Task | None = None
         self._task: Task | None = None
         self._store_is_away: bool | None = None  # None: not known yet; an owner before this one may have said it
@@ -223,7 +240,15 @@ class SourceRunner(SavingNews):
             self.board.put(self.name, partition, PartitionHealth.STALE, error.message, error.hint)
 
     def owned(self) -> None:
-        self.metrics.lease_held.labels(source_lease(self.name)).set(1)
+        owned = self._owner.owned_partitions()
+        for partition in self._owner.partitions():
+            if partition not in owned:
+                self.board.put(self.name, partition, PartitionHealth.STANDBY)
+        self._owned_leases = [source_lease(self.name, p) for p in owned] if self._owner.divided else []
+        for lease in self._owned_leases or [source_lease(self.name)]:
+            self.metrics.lease_held.labels(lease).set(1)
+        if 0 not in owned:
+            return  # what is done once for a source is done where its first partition is read
         released = self._released = self.runtime.wake()
         self._maintaining = self.runtime.spawn(f"maintenance {self.name}", lambda: self._maintain(released))
         self._monitor = SourceMonitor(self._source, self.name, self.board, self.metrics)
@@ -235,9 +260,11 @@ class SourceRunner(SavingNews):
             self._maintaining.join(_MAINTENANCE_END_S)
         if self._monitor is not None:
             self._monitor.stop()
+        self._maintaining = self._monitor = None
         for partition in self._owner.partitions():
             self.metrics.partition_up.labels(self.name, partition).set(0)
-        self.metrics.lease_held.labels(source_lease(self.name)).set(0)
+        for lease in self._owned_leases or [source_lease(self.name)]:
+            self.metrics.lease_held.labels(lease).set(0)
 
     def reading(self, partitions: Sequence[int]) -> None:
         for partition in partitions:

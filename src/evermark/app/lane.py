@@ -22,6 +22,7 @@ from typing import Any, cast
 from evermark.app.build import LaneParts, Stores, open_in_lane
 from evermark.app.delivering import DeliveryRunner
 from evermark.app.ingesting import LaneWorks, SourceRunner
+from evermark.cluster.holding import Share
 from evermark.delivery.base import Fate, Outcome
 from evermark.delivery.replay.plan import Replayed, ReplayWork
 from evermark.delivery.run.matched_here import has_exact_steps, is_small, matched_here
@@ -44,14 +45,14 @@ from evermark.sources.copies import ChunkWork, Copying
 from evermark.spark.channel import LaneEnd
 from evermark.storage import Place
 
-BEGIN, RENEW, STOP, HURRY, TAKEN = "begin", "renew", "stop", "hurry", "taken"
+BEGIN, RENEW, STOP, HURRY, TAKEN, SHARE = "begin", "renew", "stop", "hurry", "taken", "share"
 READY, LET_GO = "ready", "let_go"
 DELIVERY = "delivery"  # the part of a lane that is no source
 _LOOK_EVERY_S = 0.5
 # A lane that is told to stop before it is ready does so when it is.
 _VETTING_S_MAX = 20.0
 _DRAIN_LOOK_S = 0.02
-Order = tuple[Any, ...]  # BEGIN with the names of parts; RENEW; STOP; HURRY; TAKEN with a span
+Order = tuple[Any, ...]  # BEGIN with the names of parts; RENEW; STOP; HURRY; TAKEN with a span; SHARE with leases
 _DRIVER_GONE = 70  # exit code
 
 
@@ -79,6 +80,7 @@ class LaneWork:
     shard: int  # of delivery
     shards: int  # that there are: one in each lane
     at_once: int = 0  # jobs that Spark may run for it beside the lanes; 0: on one machine, where tasks share its cores
+    share: frozenset[str] | None = None  # the leases that its instance is to take; None: all
 
 
 class DriverTasks:
@@ -237,6 +239,7 @@ class _Lane:
         runtime = Threads()
         tasks = DriverTasks(end, deployment.box, runtime)
         self._sink = Sinks()
+        self._share = Share(work.share)
         self._delivery = DeliveryRunner(
             deployment,
             tasks,
@@ -248,11 +251,12 @@ class _Lane:
             work.shards,
             self._tell_taken,
             work.at_once,
+            self._share,
         )
         self._alone = work.shards == 1
         self._works = [LaneWorks(deployment, tasks, name, metrics, work.limit, runtime) for name in work.sources]
         self._sources = [
-            SourceRunner(deployment, works, works.name, board, metrics, self._delivery, runtime)
+            SourceRunner(deployment, works, works.name, board, metrics, self._delivery, runtime, self._share)
             for works in self._works
         ]
         self._parts: dict[str, SourceRunner | DeliveryRunner] = {
@@ -305,6 +309,8 @@ class _Lane:
                     self._delivery.drain()
                 elif order == TAKEN:
                     self._delivery.on_told(*parts)
+                elif order == SHARE:
+                    self._share.set(*parts)
                 elif order == BEGIN:
                     for part in parts:
                         self._begin(part)

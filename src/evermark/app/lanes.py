@@ -6,7 +6,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from evermark.app.build import LaneParts
@@ -17,6 +17,7 @@ from evermark.app.lane import (
     LET_GO,
     READY,
     RENEW,
+    SHARE,
     STOP,
     TAKEN,
     EndTimes,
@@ -92,8 +93,9 @@ class Lanes:
         metrics: Metrics,
         lane_s: float,
         on_taken: Callable[[], None] = lambda: None,
+        on_able: Callable[[Sequence[LaneWork]], None] = lambda _: None,
     ) -> None:
-        """`on_taken`: a lane has taken a batch."""
+        """`on_taken`: a lane has taken a batch. `on_able`: these works can be done now, and no others."""
         from evermark.spark.copying import copied_by_tasks
         from evermark.spark.deliver import SparkDeliverer
         from evermark.spark.job import written_by_tasks
@@ -105,6 +107,9 @@ class Lanes:
         self._metrics = metrics
         self._lane_s = lane_s
         self._on_taken = on_taken
+        self._share: frozenset[str] | None = None
+        self._on_able = on_able
+        self._able: dict[int, LaneWork] = {}  # by shard: those whose lane is ready
         self._lanes: dict[str, _Submitted] = {}
         self._waiting: dict[int, float] = {}  # by shard, since when its lane is not in charge
         self._runtime = Threads()
@@ -127,6 +132,12 @@ class Lanes:
         self._threads = [
             threading.Thread(target=self._run, args=(work,), name=f"lanes {work.shard}", daemon=True) for work in works
         ]
+
+    def share(self, leases: frozenset[str]) -> None:
+        """From now on these leases are to be taken, and others handed over."""
+        self._share = leases
+        for lane in list(self._lanes):
+            self._channel.tell(lane, SHARE, leases)
 
     def start(self) -> None:
         for thread in self._threads:
@@ -263,9 +274,13 @@ class Lanes:
             lane.error = f"{type(error).__name__}: {error}"[:500]
         finally:
             del self._lanes[lane.name]
-            if lane.error is not None and lane.successor is None:  # it could not say so itself
+            failed = lane.error is not None and lane.successor is None  # it could not say so itself
+            if failed:
                 self._board.deliver(here=False, shard=lane.work.shard)
             lane.ended.set()
+            if failed and not self._stopping.is_set():  # until another lane is ready, other instances do its work
+                self._able.pop(lane.work.shard, None)
+                self._on_able(list(self._able.values()))
 
     # what lanes ask and tell
 
@@ -273,7 +288,7 @@ class Lanes:
         submitted = self._lanes.get(lane)
         if submitted is None:
             raise NotFoundError(f"{lane} is over", hint="a later one runs")
-        return submitted.work
+        return replace(submitted.work, share=self._share)
 
     def _heard(self, name: str, news: list[News]) -> None:
         lane = self._lanes.get(name)
@@ -299,6 +314,10 @@ class Lanes:
                 self._channel.tell(lane.successor.name, BEGIN, *arguments)
 
     def _is_ready(self, lane: _Submitted) -> None:
+        self._able[lane.work.shard] = lane.work
+        if not self._stopping.is_set():
+            self._on_able(list(self._able.values()))
+        self._channel.tell(lane.name, SHARE, self._share)  # it may have changed since the lane was told its work
         lane.ready.set()
         if lane.began:  # a retry of its task: the attempt before it had begun, and may have let go of some parts
             self._channel.tell(lane.name, BEGIN, *_parts(lane.work))

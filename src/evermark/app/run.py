@@ -8,7 +8,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING
 from evermark.app.build import Deployment, log_place, open_deployment
 from evermark.app.checking import file_warnings
 from evermark.app.inspect import check_at
-from evermark.app.lane import EndTimes
+from evermark.app.lane import EndTimes, LaneWork
 from evermark.app.lanes import Lanes, shared_out
+from evermark.app.member import Membership, leases_of
 from evermark.app.scratch import ScratchKeeper, scratch_folder
 from evermark.app.serving import served
 from evermark.app.source_lag import Lags
@@ -82,6 +83,7 @@ class Pipeline:
         self._said_stopping = False
         self._on_taken: Callable[[], None] = lambda: None
         self._engine: Engine | None = None
+        self._membership: Membership | None = None
         self._refuse_requests: Callable[[], None] = lambda: None
 
     @classmethod
@@ -146,6 +148,9 @@ class Pipeline:
                 stack.callback(StateSupervisor(deployment.embedded).stop)
             stack.enter_context(served(server, deployment, self._match))
             self._on_taken = server.tail.wake
+            self._membership = Membership(deployment.state, deployment.holder)
+            self._membership.start()
+            stack.callback(self._membership.stop)
             self._run_with_spark(deployment, first)
 
     def _opened(self) -> Deployment | None:
@@ -259,10 +264,14 @@ class Pipeline:
         cores = cores_max(spark.master, spark.conf, spark.cores, spark.lanes)
         works = shared_out(deployment.for_lanes(), self._limit, end, spark.lanes, cores)
         lane_s = self.config.spark.lane.total_seconds()
-        lanes = Lanes(engine.context, channel, works, deployment.box, self.board, self.metrics, lane_s, self._on_taken)
+        lanes = Lanes(
+            engine.context, channel, works, deployment.box, self.board, self.metrics, lane_s, self._on_taken, self._able
+        )
         self._dead_thread = None  # before the first thread starts: none that ends is overlooked
         self._engine = engine
         try:
+            if self._membership is not None:
+                self._membership.tell(lanes.share)
             lanes.start()
             self.board.engine_runs()
             self._log.info("up", listen=f"{self.config.server.host}:{self.port}", pid=os.getpid())
@@ -272,6 +281,7 @@ class Pipeline:
                 self._shut_down(lanes, end.in_all_s + _JOIN_GRACE_S)
             else:
                 self.board.engine_lost(trouble)
+                self._leave()
                 engine.kill()
                 self._let_go(lanes, trouble)
             return trouble
@@ -281,6 +291,18 @@ class Pipeline:
             keeper.stop()
             engine.stop()
             shutil.rmtree(scratch, ignore_errors=True)
+
+    def _able(self, works: Sequence[LaneWork]) -> None:
+        """Lanes for these works are ready: other instances may count on it."""
+        if self._membership is not None:
+            leases = [leases_of({n: w.parts.sources[n] for n in w.sources}, [w.shard]) for w in works]
+            self._membership.able(frozenset().union(*leases))
+
+    def _leave(self) -> None:
+        """Others take what is let go of from here on; the lanes are told to stop, not that their share is nothing."""
+        if self._membership is not None:
+            self._membership.tell(lambda _: None)
+        self._able([])
 
     def _match(self, place: SourcePartition, piece: LogPiece, wish: Wish) -> set[tuple[int, str]]:
         """Which events of a piece match, for the live tail, where only Spark can say."""
@@ -325,6 +347,7 @@ class Pipeline:
         """Refuse requests, stop consuming, flush, checkpoint, let go of the leases; a second signal does not wait."""
         self._say_stopping(within_s=wait_s)
         self._refuse_requests()
+        self._leave()
         lanes.stop()
         deadline = time.monotonic() + wait_s
         while not lanes.join(0.1) and time.monotonic() < deadline:

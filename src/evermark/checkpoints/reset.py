@@ -33,7 +33,7 @@ def reset(
     """`log_batch` is the last batch in the log. Returns how many readers had to be brought back to it."""
     checkpoints.delete(source, partition)  # before the rest: without it the rest may be done again, and is harmless
     with state.transaction() as conn:
-        fence(conn, source_lease(source), source_epoch)
+        fence(conn, source_lease(source), source_epoch, source_lease(source, partition))
         fence(conn, DELIVER_LEASE, deliver_epoch)
         conn.execute(_LOCK_GROUPS)  # owners of other shards of delivery are not fenced by that lease
         conn.execute(_LOWER_HEAD, (source, partition, log_batch))

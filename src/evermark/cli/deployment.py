@@ -63,18 +63,42 @@ def held_sources(deployment: Deployment, names: Iterable[str]) -> Iterator[Mappi
     with ExitStack() as stack:
         held: dict[str, Lease] = {}
         for name in sorted(names):
-            lease = deployment.leases.acquire(source_lease(name), deployment.holder, holding.LIMITS.ttl_s)
-            if lease is None:
-                row = lease_rows(deployment.state).get(source_lease(name))
-                reader = row.holder if row is not None else None
+            leases = _acquired(deployment, name)
+            if leases is None:
+                rows = lease_rows(deployment.state).values()
+                mine = f"{source_lease(name)}:"
+                held_by = (row.holder for row in rows if row.held and f"{row.name}:".startswith(mine))
+                reader = next(held_by, None)
                 who = f"an instance on {reader.host}, process {reader.pid}" if reader else "another instance"
                 raise BusyError(
                     f"source {name} is being read by {who}",
                     hint="stop that `evermark up` first; this is safe only while nobody reads the source",
                 )
-            stack.callback(holding.HeldLease(deployment.leases, lease, Threads(), get_logger()).close)
+            lease, *also = leases
+            stack.callback(holding.HeldLease(deployment.leases, lease, Threads(), get_logger(), also=also).close)
             held[name] = lease
         yield held
+
+
+def _acquired(deployment: Deployment, name: str) -> list[Lease] | None:
+    """All leases of a source, under one epoch; None while an instance has one of them."""
+    source, leases, whose = deployment.sources[name], deployment.leases, deployment.holder
+    others = [source_lease(name, p) for p in source.partitions() if p] if source.divisible() else []
+    if not others:
+        lease = leases.acquire(source_lease(name), whose, holding.LIMITS.ttl_s)
+        return [lease] if lease is not None else None
+    wanted = [source_lease(name), *others]
+    found = leases.acquire_all(wanted, whose, holding.LIMITS.ttl_s) if leases.divide(wanted[0], others, whose) else []
+    if len(found) == len(wanted):
+        return found
+    for lease in found:
+        leases.release(lease)
+    return None
+
+
+def own_lease(deployment: Deployment, source: str, partition: int) -> str:
+    """The lease of a partition: that of its source, unless the source is divided."""
+    return source_lease(source, partition if deployment.sources[source].divisible() else 0)
 
 
 def as_holder(deployment: Deployment, name: str, step: Callable[[int], T]) -> T:

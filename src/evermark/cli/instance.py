@@ -2,35 +2,105 @@
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
+from typing import Annotated, Any
 
-from evermark.cli.console import noun, show
+import typer
+
+from evermark.cli.console import noun, say, show, warn
 from evermark.cli.deployment import opened
 from evermark.cli.options import DEFAULT_CONFIG, ConfigOption, JsonOption
 from evermark.cluster.base import Holder
+from evermark.cluster.members import Member, Members, member_of
 from evermark.cluster.postgres import LeaseRow, lease_rows
+from evermark.errors import BusyError, ConfigError, NotFoundError
+from evermark.state.connection import State
 
 app = noun("Running Evermark processes.")
+_POLL_S = 0.2
+_WAIT_S = 120.0
 
 
 @app.command("list")
 def list_instances(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -> None:
-    """List the processes that run, and the leases each holds."""
+    """List the instances that run, and the leases each holds."""
     with opened(config) as deployment:
-        by_holder: dict[Holder, list[LeaseRow]] = defaultdict(list)
-        for row in lease_rows(deployment.state).values():
-            if row.holder is not None and row.held:
-                by_holder[row.holder].append(row)
-    rows = [
-        {
-            "instance": holder.instance,
-            "host": holder.host,
-            "pid": holder.pid,
-            "leases": [row.name for row in held],
-            "epochs": {row.name: row.epoch for row in held},
-            "expires_at": min(row.expires_at for row in held if row.expires_at),
-        }
-        for holder, held in sorted(by_holder.items(), key=lambda found: (found[0].host, found[0].pid))
-    ]
-    columns = ("instance", "host", "pid", "leases", "expires_at")
+        rows = _listed(Members(deployment.state).all(), lease_rows(deployment.state))
+    columns = ("instance", "host", "pid", "state", "leases", "expires_at")
     show(rows, columns, as_json=as_json, empty="no instance runs; start one with: evermark up")
+
+
+@app.command("drain")
+def drain_instance(
+    config: ConfigOption = DEFAULT_CONFIG,
+    instance: Annotated[
+        str | None, typer.Option(help="Its name, as `instance list` has it; omit it if one runs.")
+    ] = None,
+) -> None:
+    """Have an instance hand over all its work.
+
+    Waits until the others have it. The instance runs on without work, and may be stopped.
+    """
+    with opened(config) as deployment:
+        members = Members(deployment.state)
+        living = {name: member for name, member in members.all().items() if member.lives}
+        name = _meant(sorted(living), instance)
+        if all(member.draining for other, member in living.items() if other != name):
+            warn("no other instance takes the work: nothing is read and delivered until one does")
+        members.drain(name)
+        _wait_drained(deployment.state, name)
+    say(f"{name} has handed over everything; stop it when you like, a new start takes its share again")
+
+
+def _meant(living: list[str], asked: str | None) -> str:
+    known = f"there are {', '.join(living)}" if living else "no instance runs"
+    if asked is None:
+        if len(living) != 1:
+            raise ConfigError("which instance?", hint=f"{known}; name one: --instance NAME")
+        return living[0]
+    if asked not in living:
+        raise NotFoundError(f"no running instance is called {asked[:80]!r}", hint=known)
+    return asked
+
+
+def _wait_drained(state: State, name: str) -> None:
+    deadline = time.monotonic() + _WAIT_S
+    while left := sorted(row.name for row in _held(lease_rows(state)).get(name, ())):
+        if time.monotonic() > deadline:
+            raise BusyError(
+                f"{name} has not handed over {', '.join(left)} within {_WAIT_S:g} s",
+                hint="it goes on handing over; its log says what it waits for",
+            )
+        time.sleep(_POLL_S)
+
+
+def _held(rows: dict[str, LeaseRow]) -> dict[str, list[LeaseRow]]:
+    found: dict[str, list[LeaseRow]] = defaultdict(list)
+    for row in rows.values():
+        if row.holder is not None and row.held:
+            found[member_of(row.holder)].append(row)
+    return found
+
+
+def _listed(members: dict[str, Member], rows: dict[str, LeaseRow]) -> list[dict[str, Any]]:
+    """Instances that announced themselves, and holders of leases that did not: an older program, or a command."""
+    held = _held(rows)
+    living = {name: member for name, member in members.items() if member.lives}
+    found = []
+    for name in sorted({*living, *held}):
+        mine, member = held.get(name, []), living.get(name)
+        holder: Holder | None = member.holder if member is not None else mine[0].holder
+        assert holder is not None  # noqa: S101 - a lease that is held has a holder
+        found.append(
+            {
+                "instance": name,
+                "host": holder.host,
+                "pid": holder.pid,
+                "state": "unknown" if member is None else "draining" if member.draining else "running",
+                "leases": [row.name for row in mine],
+                "epochs": {row.name: row.epoch for row in mine},
+                "expires_at": min((row.expires_at for row in mine if row.expires_at), default=None),
+            }
+        )
+    return found

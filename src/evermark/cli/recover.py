@@ -13,7 +13,7 @@ import typer
 from evermark.app.build import Deployment
 from evermark.app.inspect import PartitionStatus, may_have_state, newest, statuses
 from evermark.cli.console import EXIT_WRONG, confirm, say, show, show_json
-from evermark.cli.deployment import as_holder, config_at, holder_in, known_source, opened
+from evermark.cli.deployment import as_holder, config_at, holder_in, known_source, opened, own_lease
 from evermark.cli.options import DEFAULT_CONFIG, ConfigOption, JsonOption, YesOption
 from evermark.cluster.fence import source_lease
 from evermark.cluster.postgres import lease_rows
@@ -216,7 +216,7 @@ def _ask(deployment: Deployment, name: str, status: PartitionStatus, choice: Cho
 
     return as_holder(
         deployment,
-        source_lease(name),
+        own_lease(deployment, name, status.partition),
         lambda epoch: deployment.recoveries.open(name, status.partition, reason, left_at, epoch, choice),
     )
 

@@ -11,10 +11,10 @@ from evermark.app.build import Deployment
 from evermark.checkpoints.base import Checkpoint
 from evermark.cli import backfill, replay
 from evermark.cli.console import say, show, show_json
-from evermark.cli.deployment import holder_in, opened
+from evermark.cli.deployment import holder_in, opened, own_lease
 from evermark.cli.options import DEFAULT_CONFIG, ConfigOption, JsonOption
 from evermark.cli.subscription import subscription_rows
-from evermark.cluster.fence import DELIVER_LEASE, deliver_lease, source_lease
+from evermark.cluster.fence import DELIVER_LEASE, deliver_lease
 from evermark.cluster.postgres import LeaseRow, lease_rows
 from evermark.config import Config
 from evermark.delivery.replay.shown import summary
@@ -66,7 +66,7 @@ def _partitions(deployment: Deployment, leases: Mapping[str, LeaseRow]) -> list[
                 {
                     "source": source,
                     "partition": partition,
-                    **_owned(leases, source_lease(source)),
+                    **_owned(leases, own_lease(deployment, source, partition)),
                     "log_head": head.batch if head else 0,
                     "checkpoint": checkpoint.batch if checkpoint else None,
                     "position": checkpoint.position if checkpoint else None,

@@ -3,7 +3,7 @@
 Contract (checked by `evermark.testing.LeaseContract` over every backend):
 
 - At most one holder per name at any time by the store's own clock.
-- Each change of holder raises the epoch, and an epoch is never given out twice.
+- Each change of holder raises the epoch, and an epoch is never given out twice for one name.
 - A holder that could not renew in time may still believe it holds the lease: nothing relies on its belief. Every
   write carries the epoch and is refused when it is old.
 - A holder on the same machine whose process is gone loses the lease at once: no process is left that could still write.
@@ -11,6 +11,7 @@ Contract (checked by `evermark.testing.LeaseContract` over every backend):
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -36,11 +37,22 @@ class LeaseStore(Protocol):
     def acquire(self, name: str, holder: Holder, ttl_s: float) -> Lease | None:
         """The lease, or None while another holder has it. Acquiring it again renews it."""
 
+    def acquire_all(self, names: Sequence[str], holder: Holder, ttl_s: float) -> list[Lease]:
+        """Those of the leases that no other holder has, all under one epoch. A lease that `holder` has gets it, too."""
+
+    def free(self, names: Sequence[str], holder: Holder) -> list[str]:
+        """Those of the leases that `holder` could acquire now; a look, which takes nothing and waits for nobody."""
+
+    def divide(self, first: str, others: Sequence[str], holder: Holder) -> bool:
+        """Give each of `others` a lease of its own, where until now the lease `first` was for them, too. False: another
+        holder has it, so this has to wait. Once they are divided, this only looks.
+        """
+
     def renew(self, lease: Lease, ttl_s: float) -> None:
         """Raises `StaleError` when it is no longer ours."""
 
-    def release(self, lease: Lease) -> None:
-        """Let go early; harmless when it is no longer ours."""
+    def release(self, *leases: Lease) -> None:
+        """Let go early, of all at one moment; harmless where they are no longer ours."""
 
     def require(self, lease: Lease) -> None:
         """Raises `StaleError` when the epoch is old. For checks outside a fenced transaction."""

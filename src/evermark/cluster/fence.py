@@ -20,30 +20,36 @@ def deliver_lease(shard: int) -> str:
     return f"{DELIVER_LEASE}:{shard}" if shard else DELIVER_LEASE
 
 
-def source_lease(source: str) -> str:
-    """The lease under which a source's log head and checkpoints are written."""
-    return f"source:{source}"
+def source_lease(source: str, partition: int = 0) -> str:
+    """The lease under which a partition's log head and checkpoint are written, once its source is divided. Until then
+    that of the first is for all; it is always for everything that is not done for each partition.
+    """
+    return f"source:{source}:{partition}" if partition else f"source:{source}"
 
 
-# To be put in front of a fenced statement: `with fence as (…)`. One row when the epoch holds the lease, else none.
+# To be put in front of a fenced statement: `with fence as (…)`. One row when the epoch holds the lease, else none. The
+# partition of a source that is not divided has no lease of its own.
 FENCE = """
 select 1 from leases
-where name = %(lease)s and epoch = %(lease_epoch)s and instance is not null
+where name = coalesce((select own.name from leases own where own.name = %(own_lease)s), %(lease)s)
+  and epoch = %(lease_epoch)s and instance is not null
 for key share
 """
 
 
-def fence(conn: Connection, lease: str, epoch: int) -> None:
-    """Raise `StaleError` unless `epoch` holds `lease`, and keep it so until the transaction ends."""
-    if conn.execute(FENCE, {"lease": lease, "lease_epoch": epoch}).fetchone() is None:
-        raise stale(lease, epoch)
+def fence(conn: Connection, lease: str, epoch: int, own: str | None = None) -> None:
+    """Raise `StaleError` unless `epoch` holds `lease`, and keep it so until the transaction ends. `own` is the lease to
+    hold instead, where there is one.
+    """
+    if conn.execute(FENCE, {"lease": lease, "own_lease": own or lease, "lease_epoch": epoch}).fetchone() is None:
+        raise stale(own or lease, epoch)
 
 
 @contextmanager
-def fenced(state: State, lease: str, epoch: int) -> Iterator[Connection]:
+def fenced(state: State, lease: str, epoch: int, own: str | None = None) -> Iterator[Connection]:
     """A transaction that only the holder of the lease can begin, and that ends before another can hold it."""
     with state.transaction() as conn:
-        fence(conn, lease, epoch)
+        fence(conn, lease, epoch, own)
         yield conn
 
 

@@ -1,16 +1,16 @@
-"""Holding a lease while work goes on: renewed beside the work, which is told when it is lost. And one change for a
-person under a lease, whichever instance holds it.
+"""Holding leases while work goes on: renewed beside the work, which is told when they are lost, or should change hands.
+And one change for a person under a lease, whichever instance holds it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from evermark.cluster.base import Holder, Lease, LeaseStore
 from evermark.errors import BusyError, EvermarkError, StaleError
-from evermark.runtime import Log, Runtime, Wake
+from evermark.runtime import Log, Runtime, Wake, any_set
 
 T = TypeVar("T")
 
@@ -21,6 +21,7 @@ _TRIES = 3
 class LeaseLimits:
     ttl_s: float = 10.0
     standby_poll_s: float = 0.5
+    handoff_poll_s: float = 0.1  # for a lease that is about to be handed over, while others of its kind are held
 
     @property
     def renew_every_s(self) -> float:
@@ -30,36 +31,105 @@ class LeaseLimits:
 LIMITS = LeaseLimits()
 
 
+class Share:
+    """Which leases are this process's to take: all, until it is told which."""
+
+    def __init__(self, names: Collection[str] | None = None) -> None:
+        self.names = None if names is None else frozenset(names)
+        self._watching: list[Wake] = []
+
+    def set(self, names: Collection[str] | None) -> None:
+        self.names = None if names is None else frozenset(names)
+        for wake in list(self._watching):
+            wake.set()
+
+    def watch(self, wake: Wake) -> None:
+        """Have `wake` set whenever the share changes, until `unwatch`."""
+        self._watching.append(wake)
+
+    def unwatch(self, wake: Wake) -> None:
+        self._watching.remove(wake)
+
+    def of(self, names: Sequence[str]) -> list[str]:
+        mine = self.names
+        return [name for name in names if mine is None or name in mine]
+
+
 @dataclass(eq=False)
 class HeldLease:
-    """Renews until closed. `lost` is set when another instance has the lease, or may have it."""
+    """A lease, or several under one epoch: renewed until closed. `lost` is set when another instance has one of them,
+    or may have it. `moved` is set when others are to be held instead: one that is held is not to be held any more, or
+    one that is to be held can be had.
+    """
 
     store: LeaseStore
     lease: Lease
     runtime: Runtime
     log: Log
     limits: LeaseLimits = LIMITS
+    also: Sequence[Lease] = ()
+    share: Share | None = None  # which of `may_have` are to be held; None: those that are
+    may_have: Sequence[str] = ()
+    holder: Holder | None = None  # who would take more of them
+    on_refused: Callable[[str], None] = lambda _: None  # a write under this lease was refused, being stale
 
     def __post_init__(self) -> None:
+        self.names = frozenset(lease.name for lease in (self.lease, *self.also))
         self.lost = self.runtime.wake()
+        self.moved = self.runtime.wake()
         self._closed = self.runtime.wake()
+        self._changed = self.runtime.wake()
+        if self.share is not None:
+            self.share.watch(self._changed)
         self._task = self.runtime.spawn(f"lease {self.lease.name}", self._renew)
 
     def close(self) -> None:
         self._closed.set()
+        if self.share is not None:
+            self.share.unwatch(self._changed)
         self._task.join(self.limits.ttl_s)
         try:
-            self.store.release(self.lease)
+            self.store.release(self.lease, *self.also)
         except EvermarkError as error:
             self._warn("lease not released; it runs out by itself", error=error)
 
+    def require(self) -> None:
+        """Raises `StaleError` when one of them is no longer ours."""
+        for lease in (self.lease, *self.also):
+            self.store.require(lease)
+
+    def _closed_within(self, seconds: float) -> bool:
+        """Wait so long, and look meanwhile whether other leases are to be held."""
+        until = self.runtime.monotonic() + seconds
+        while self.share is not None and not any_set((self.moved, self._closed)):
+            left_s = until - self.runtime.monotonic()
+            if left_s <= 0:
+                return False
+            self._changed.clear()  # before the look: no change is missed
+            wanted = self.share.of(self.may_have)
+            missing = [name for name in wanted if name not in self.names]
+            if not self.names <= set(wanted) or self._is_one_free(missing):
+                self.moved.set()
+            else:
+                poll_s = min(left_s, self.limits.handoff_poll_s) if missing else left_s
+                self.runtime.wait(poll_s, self._closed, self._changed)
+        return self.runtime.wait(max(0.0, until - self.runtime.monotonic()), self._closed)
+
+    def _is_one_free(self, missing: Sequence[str]) -> bool:
+        try:
+            return bool(missing and self.holder is not None and self.store.free(missing, self.holder))
+        except EvermarkError:
+            return False  # renewing says so
+
     def _renew(self) -> None:
         limits, missed_s = self.limits, 0.0
-        while not self.runtime.wait(limits.renew_every_s, self._closed):
+        while not self._closed_within(limits.renew_every_s):
             try:
-                self.store.renew(self.lease, limits.ttl_s)
+                for lease in (self.lease, *self.also):
+                    self.store.renew(lease, limits.ttl_s)
                 missed_s = 0.0
             except StaleError as error:
+                self.on_refused(self.lease.name)
                 self._warn("lease lost", error=error)
                 break
             except Exception as error:  # noqa: BLE001 - a lease that nobody renews must be noticed as lost
@@ -84,6 +154,8 @@ class Candidate:
     runtime: Runtime
     log: Log
     limits: LeaseLimits = LIMITS
+    share: Share = field(default_factory=Share)
+    on_refused: Callable[[str], None] = lambda _: None  # a write under this lease was refused, being stale
 
     def acquire(
         self,
@@ -91,25 +163,72 @@ class Candidate:
         stopping: Wake,
         on_standby: Callable[[], None],
         on_error: Callable[[EvermarkError], None] = lambda _: None,
+        others: Sequence[str] = (),
     ) -> HeldLease | None:
-        """Wait for the lease; None when told to stop first. An error of the store goes to `on_error`."""
+        """Wait for the lease; None when told to stop first. An error of the store goes to `on_error`.
+
+        With `others`, the lease `name` is divided: each is taken apart, and those of them that are ours are waited for
+        until one at least can be had.
+        """
+        changed = self.runtime.wake()
+        self.share.watch(changed)
+        try:
+            return self._waited_for(name, stopping, on_standby, on_error, others, changed)
+        finally:
+            self.share.unwatch(changed)
+
+    def _waited_for(
+        self,
+        name: str,
+        stopping: Wake,
+        on_standby: Callable[[], None],
+        on_error: Callable[[EvermarkError], None],
+        others: Sequence[str],
+        changed: Wake,
+    ) -> HeldLease | None:
         said: str | None = None  # the error that was told last; empty: that another instance has the lease
         while not stopping.is_set():
+            changed.clear()
             try:
-                lease = self.leases.acquire(name, self.holder, self.limits.ttl_s)
+                leases = self._acquired(name, others)
             except EvermarkError as error:
                 if error.message != said:
                     self.log.warning("lease not acquired", lease=name, error=error)
                 said = error.message
                 on_error(error)
             else:
-                if lease is not None:
-                    return HeldLease(self.leases, lease, self.runtime, self.log, self.limits)
+                if leases:
+                    return self._held(leases, (name, *others))
                 if said != "":
                     on_standby()
                 said = ""
-            self.runtime.wait(self.limits.standby_poll_s, stopping)
+            self.runtime.wait(self.limits.standby_poll_s, stopping, changed)
         return None
+
+    def _acquired(self, name: str, others: Sequence[str]) -> list[Lease]:
+        mine = self.share.of((name, *others))
+        if not mine:
+            return []
+        if others:
+            divided = self.leases.divide(name, others, self.holder)
+            return self.leases.acquire_all(mine, self.holder, self.limits.ttl_s) if divided else []
+        lease = self.leases.acquire(name, self.holder, self.limits.ttl_s)
+        return [lease] if lease is not None else []
+
+    def _held(self, leases: Sequence[Lease], names: Sequence[str]) -> HeldLease:
+        changes = self.share.names is not None or len(names) > 1
+        return HeldLease(
+            self.leases,
+            leases[0],
+            self.runtime,
+            self.log,
+            self.limits,
+            leases[1:],
+            self.share if changes else None,
+            names,
+            self.holder,
+            self.on_refused,
+        )
 
 
 def as_holder(

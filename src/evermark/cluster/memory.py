@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
@@ -36,24 +36,51 @@ class MemoryLeases:
             self._held[name] = Held(holder, epoch, now + timedelta(seconds=ttl_s))
             return Lease(name, epoch)
 
+    def acquire_all(self, names: Sequence[str], holder: Holder, ttl_s: float) -> list[Lease]:
+        with self._lock:
+            mine = self.free(names, holder)
+            epoch = 1 + max((self._held[name].epoch for name in mine if name in self._held), default=0)
+            expires_at = self._clock() + timedelta(seconds=ttl_s)
+            self._held.update((name, Held(holder, epoch, expires_at)) for name in mine)
+            return [Lease(name, epoch) for name in mine]
+
+    def free(self, names: Sequence[str], holder: Holder) -> list[str]:
+        with self._lock:
+            now = self._clock()
+            return [name for name in names if epoch_for(self._held.get(name), holder, now, self._is_gone) is not None]
+
+    def divide(self, first: str, others: Sequence[str], holder: Holder) -> bool:
+        with self._lock:
+            missing = [name for name in others if name not in self._held]
+            if not missing:
+                return True
+            now = self._clock()
+            held = self._held.get(first)
+            if epoch_for(held, holder, now, self._is_gone) is None:
+                return False
+            epoch = 1 if held is None else held.epoch + 1
+            self._held.update((name, Held(None, epoch, now)) for name in (first, *missing))
+            return True
+
     def renew(self, lease: Lease, ttl_s: float) -> None:
         with self._lock:
             held = self._ours(lease)
             self._held[lease.name] = replace(held, expires_at=self._clock() + timedelta(seconds=ttl_s))
 
-    def release(self, lease: Lease) -> None:
+    def release(self, *leases: Lease) -> None:
         with self._lock:
-            held = self._held.get(lease.name)
-            if held is not None and held.epoch == lease.epoch:
-                self._held[lease.name] = replace(held, holder=None)
+            for lease in leases:
+                held = self._held.get(lease.name)
+                if held is not None and held.epoch == lease.epoch:
+                    self._held[lease.name] = replace(held, holder=None)
 
     def require(self, lease: Lease) -> None:
         with self._lock:
             self._ours(lease)
 
-    def fence(self, name: str, epoch: int) -> None:
-        """Raise `StaleError` unless `epoch` holds the lease now."""
-        self.require(Lease(name, epoch))
+    def fence(self, name: str, epoch: int, own: str | None = None) -> None:
+        """Raise `StaleError` unless `epoch` holds the lease now; the lease `own` instead, where there is one."""
+        self.require(Lease(own if own is not None and own in self._held else name, epoch))
 
     def _ours(self, lease: Lease) -> Held:
         held = self._held.get(lease.name)

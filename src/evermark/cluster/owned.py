@@ -1,6 +1,6 @@
 """Rows that only the owner of a source changes, one for each of its partitions: in State, or in memory.
 
-A save is fenced by the lease of the source, with the row's own epoch, and judged by a rule of the caller's, which is
+A save is fenced by the lease of the partition, with the row's own epoch, and judged by a rule of the caller's, which is
 given the stored row, or None, and raises to refuse. It returns once the row is durable. A row of another kind may be
 saved with it, in one transaction.
 """
@@ -88,7 +88,13 @@ class PostgresRows(Generic[R]):
 
     def save(self, source: str, partition: int, row: R, require: Rule[R], also: AlsoSaved[Any] | None = None) -> bool:
         place = source, partition
-        given = {"source": source, "partition": partition, "lease": source_lease(source), "lease_epoch": row.epoch}
+        given = {
+            "source": source,
+            "partition": partition,
+            "lease": source_lease(source),
+            "own_lease": source_lease(source, partition),
+            "lease_epoch": row.epoch,
+        }
         other = also.rows if also is not None and isinstance(also.rows, PostgresRows) else None
         mine = self.move(place, row, require)
         its = other.move(place, also.row, also.require) if also is not None and other is not None else None
@@ -125,7 +131,7 @@ class PostgresRows(Generic[R]):
         return {f"{self._table}_{name}": value for name, value in vars(row).items()}
 
     def _save_locked(self, conn: Connection, given: dict[str, Any], require: Rule[R]) -> None:
-        fence(conn, given["lease"], given["lease_epoch"])
+        fence(conn, given["lease"], given["lease_epoch"], given["own_lease"])
         select = f"select {self._columns} from {self._table} where {self._mine} for update"
         row = conn.execute(select, given).fetchone()
         require(self._kind(*row) if row else None)
@@ -181,7 +187,7 @@ class MemoryRows(Generic[R]):
         """One row at a time: so simulations meet a crash between the two."""
         with self._lock:
             if self._leases is not None:
-                self._leases.fence(source_lease(source), row.epoch)
+                self._leases.fence(source_lease(source), row.epoch, source_lease(source, partition))
             require(self._rows.get((source, partition)))
             self._rows[source, partition] = row
         return False

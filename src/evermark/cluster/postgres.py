@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cache
+from typing import Any
 
 from evermark.cluster import liveness
 from evermark.cluster.base import Holder, Lease
 from evermark.cluster.fence import fence, stale
 from evermark.cluster.liveness import Held, IsGone, epoch_for
-from evermark.state.connection import State
+from evermark.state.connection import Connection, State
 
 # A row of epoch 0 without a holder: so that there is always a row to lock.
 _BEGIN = """
@@ -22,6 +25,20 @@ _LOCK = """
 with locked as materialized (select * from leases where name = %s for update)
 select instance, host, boot, pid, started, epoch, greatest(expires_at, 'epoch'), clock_timestamp() from locked
 """
+
+_LOOK = """
+select name, instance, host, boot, pid, started, epoch, greatest(expires_at, 'epoch'), clock_timestamp()
+from leases where name = any(%s)
+"""
+
+_THERE = "select name from leases where name = any(%s)"
+
+_DIVIDE = """
+insert into leases (name, epoch, expires_at) select unnest(%(missing)s::text[]), %(epoch)s, '-infinity'
+on conflict (name) do nothing
+"""
+
+_RAISE = "update leases set epoch = %s, instance = null, expires_at = '-infinity' where name = %s"
 
 _TAKE = """
 update leases
@@ -58,29 +75,79 @@ class PostgresLeases:
     def acquire(self, name: str, holder: Holder, ttl_s: float) -> Lease | None:
         with self._state.transaction() as conn:
             conn.execute(_BEGIN, (name,))
-            row = conn.execute(_LOCK, (name,)).fetchone()
-            assert row is not None  # noqa: S101 - just inserted, and never deleted
-            instance, host, boot, pid, started, stored, expires_at, now = row
-            last = None if instance is None else Holder(instance, host, boot, pid, started)
-            epoch = epoch_for(Held(last, stored, expires_at), holder, now, self._is_gone)
+            held, now = _locked(conn, name)
+            epoch = epoch_for(held, holder, now, self._is_gone)
             if epoch is None:
                 return None
             taken = {"name": name, "epoch": epoch, "ttl_s": ttl_s} | vars(holder)
             conn.execute(_TAKE, taken)
             return Lease(name, epoch)
 
+    def acquire_all(self, names: Sequence[str], holder: Holder, ttl_s: float) -> list[Lease]:
+        """Only leases that look free are locked: a lock waits for the fenced transactions of whoever has the lease."""
+        likely = sorted(self.free(names, holder))
+        if not likely:
+            return []
+        with self._state.transaction() as conn:
+            found: dict[str, int] = {}
+            for name in likely:  # in one order for all: so nobody waits for each other
+                conn.execute(_BEGIN, (name,))
+                held, now = _locked(conn, name)
+                epoch = epoch_for(held, holder, now, self._is_gone)
+                if epoch is not None:
+                    found[name] = held.epoch
+            epoch = 1 + max(found.values(), default=0)
+            for name in found:
+                conn.execute(_TAKE, {"name": name, "epoch": epoch, "ttl_s": ttl_s} | vars(holder))
+        return [Lease(name, epoch) for name in found]
+
+    def free(self, names: Sequence[str], holder: Holder) -> list[str]:
+        with self._state.connection() as conn:
+            rows = conn.execute(_LOOK, (list(names),)).fetchall()
+        found = {name: _held(rest) for name, *rest in rows}
+        taken = {n for n, (held, now) in found.items() if epoch_for(held, holder, now, self._is_gone) is None}
+        return [name for name in names if name not in taken]
+
+    def divide(self, first: str, others: Sequence[str], holder: Holder) -> bool:
+        with self._state.transaction() as conn:
+            there = {name for (name,) in conn.execute(_THERE, (list(others),))}
+            missing = sorted(set(others) - there)
+            if not missing:
+                return True
+            conn.execute(_BEGIN, (first,))
+            held, now = _locked(conn, first)
+            if epoch_for(held, holder, now, self._is_gone) is None:
+                return False
+            epoch = held.epoch + 1  # whoever had the lease for all of them can write to none of them
+            conn.execute(_DIVIDE, {"missing": missing, "epoch": epoch})
+            conn.execute(_RAISE, (epoch, first))
+            return True
+
     def renew(self, lease: Lease, ttl_s: float) -> None:
         with self._state.connection() as conn:
             if conn.execute(_RENEW, (ttl_s, lease.name, lease.epoch)).rowcount != 1:
                 raise stale(lease.name, lease.epoch)
 
-    def release(self, lease: Lease) -> None:
-        with self._state.connection() as conn:
-            conn.execute(_RELEASE, (lease.name, lease.epoch))
+    def release(self, *leases: Lease) -> None:
+        with self._state.transaction() as conn:
+            for lease in sorted(leases, key=lambda each: each.name):
+                conn.execute(_RELEASE, (lease.name, lease.epoch))
 
     def require(self, lease: Lease) -> None:
         with self._state.connection() as conn:
             fence(conn, lease.name, lease.epoch)
+
+
+def _locked(conn: Connection, name: str) -> tuple[Held, datetime]:
+    row = conn.execute(_LOCK, (name,)).fetchone()
+    assert row is not None  # noqa: S101 - inserted before, and never deleted
+    return _held(row)
+
+
+def _held(row: Sequence[Any]) -> tuple[Held, datetime]:
+    instance, host, boot, pid, started, epoch, expires_at, now = row
+    holder = None if instance is None else Holder(instance, host, boot, pid, started)
+    return Held(holder, epoch, expires_at), now
 
 
 @dataclass(frozen=True)
@@ -104,7 +171,7 @@ def lease_rows(state: State, *, is_gone: IsGone = liveness.is_gone) -> dict[str,
     """Every lease that was ever given out, by name."""
     with state.connection() as conn:
         rows = conn.execute(_HOLDERS).fetchall()
-    found = {}
+    found, is_gone = {}, cache(is_gone)  # of many leases few have different holders
     for name, epoch, instance, host, boot, pid, started, expires_at, unexpired in rows:
         holder = None if instance is None else Holder(instance, host, boot, pid, started)
         held = holder is not None and unexpired and not is_gone(holder)

@@ -99,6 +99,7 @@ class SourceOwner:
     news: SourceNews
     candidate: Candidate
     limits: IngestLimits = LIMITS
+    divided: bool = False  # whether other instances may read other partitions of it
     # Makes what copies rows beside the reading: of an epoch, what asks whether a gap is open, and what steps down.
     copier: Callable[[int, Callable[[], bool], Callable[[], None]], Copier | None] = lambda *_: None
 
@@ -112,6 +113,7 @@ class SourceOwner:
         self._left_at: Mapping[int, str] = {}
         self._repairer: Repairer | None = None
         self._checked = False
+        self._held_names: frozenset[str] = frozenset()
 
     def stop(self) -> None:
         self._stopping.set()
@@ -125,7 +127,10 @@ class SourceOwner:
         found missing from the log.
         """
         repairer = self._repairer
-        return self._checked and repairer is not None and not repairer.partitions()
+        if not self._checked or repairer is None or repairer.partitions():
+            return False
+        others = [p for p in self.source.partitions() if not self._is_mine(p)]
+        return all(self.works.recoveries.current(self.name, p) is None for p in others)
 
     def partitions(self) -> list[int]:
         """If the source does not say which partitions it has, the first partition stands for all."""
@@ -135,12 +140,20 @@ class SourceOwner:
             self._log.debug("the source does not say which partitions it has", error=error)
             return [0]
 
+    def owned_partitions(self) -> list[int]:
+        """Those that this process owns now."""
+        return [p for p in self.partitions() if self._is_mine(p)]
+
+    def _is_mine(self, partition: int) -> bool:
+        return source_lease(self.name, partition if self.divided else 0) in self._held_names
+
     def run(self) -> None:
         while not self._stopping.is_set():
-            held = self.candidate.acquire(source_lease(self.name), self._stopping, self._say_standby, self.news.unowned)
+            held = self._acquired()
             if held is None:
                 return
-            self._log.info("source owned", epoch=held.lease.epoch)
+            self._held_names = held.names
+            self._log.info("source owned", epoch=held.lease.epoch, **self._which())
             self.news.owned()
             try:
                 self._own(held)
@@ -149,6 +162,15 @@ class SourceOwner:
             finally:
                 self.news.released()
                 held.close()
+                self._held_names = frozenset()
+
+    def _acquired(self) -> HeldLease | None:
+        first = source_lease(self.name)
+        others = [source_lease(self.name, p) for p in self.partitions() if p] if self.divided else []
+        return self.candidate.acquire(first, self._stopping, self._say_standby, self.news.unowned, others)
+
+    def _which(self) -> dict[str, object]:
+        return {"partitions": self.owned_partitions()} if self.divided else {}
 
     def _say_standby(self) -> None:
         self._log.info("standing by: another instance owns this source")
@@ -171,9 +193,11 @@ class SourceOwner:
             self._let_go,
             self._on_repaired,
             self._stepped_down.set,
+            self._is_mine,
         )
         task = self._runtime.spawn(f"repair {self.name}", repairer.run)
-        copier = self.copier(epoch, lambda: bool(repairer.partitions()), self._stepped_down.set)
+        first = self._is_mine(0)  # its owner also does what is not done for each partition
+        copier = self.copier(epoch, lambda: bool(repairer.partitions()), self._stepped_down.set) if first else None
         copying = self._runtime.spawn(f"copy {self.name}", copier.run) if copier is not None else None
         try:
             self._read_on(held, self.works.open_log(epoch)[1], repairer)
@@ -185,7 +209,7 @@ class SourceOwner:
             task.join()
 
     def _read_on(self, held: HeldLease, taker: Taker, repairer: Repairer) -> None:
-        runtime, over = self._runtime, (self._stopping, held.lost, self._stepped_down)
+        runtime, over = self._runtime, (self._stopping, held.lost, held.moved, self._stepped_down)
         while not any_set(over):
             # Before anything is looked at: from here on no request to end is missed.
             ending = self._ending = runtime.wake()
@@ -209,7 +233,7 @@ class SourceOwner:
                 for partition in active:
                     self._trouble.pop(partition, None)
             if any(action_for(error) is Action.STEP_DOWN for error in failed.values()):
-                self._log.warning("stepping down", error=next(iter(failed.values())))
+                self._step_down(next(error for error in failed.values() if action_for(error) is Action.STEP_DOWN))
                 return
             if failed and not self._blame(failed, active, held, repairer):
                 return
@@ -225,7 +249,7 @@ class SourceOwner:
         """Note which partitions failed, or leave the gap to be repaired. False: the owner is stale, so none did."""
         is_sure = True
         try:
-            self.candidate.leases.require(held.lease)
+            held.require()
         except StaleError as error:
             self._log.warning("stepping down", error=error)
             return False
@@ -277,7 +301,7 @@ class SourceOwner:
     def _ready_partitions(self, repaired: set[int]) -> tuple[list[int], float | None]:
         """The partitions that may be read now, and in how many seconds another may be."""
         now = self._runtime.monotonic()
-        troubles = {p: self._trouble.get(p) for p in self.source.partitions() if p not in repaired}
+        troubles = {p: self._trouble.get(p) for p in self.source.partitions() if p not in repaired and self._is_mine(p)}
         waits = {p: t.not_before - now if t else 0.0 for p, t in troubles.items() if t is None or not t.stopped}
         ready = [p for p, wait_s in waits.items() if wait_s <= 0]
         return ready, min((wait_s for wait_s in waits.values() if wait_s > 0), default=None)
@@ -302,13 +326,18 @@ class SourceOwner:
 
     def _whole_source_failed(self, error: EvermarkError) -> None:
         if action_for(error) is Action.STEP_DOWN:
-            self._log.warning("stepping down", error=error)
+            self._step_down(error)
             return
-        self._note_failure(dict.fromkeys(self.partitions(), error))
+        self._note_failure(dict.fromkeys(self.owned_partitions(), error))
         # As long as the partitions wait: the lease is not taken anew only to fail again.
         not_before = [trouble.not_before for trouble in self._trouble.values() if not trouble.stopped]
         wait_s = min(not_before, default=0.0) - self._runtime.monotonic()
         self._runtime.wait(max(self.limits.look_every_s, wait_s), self._stopping)
+
+    def _step_down(self, error: EvermarkError) -> None:
+        self._log.warning("stepping down", error=error)
+        if isinstance(error, StaleError):
+            self.candidate.on_refused(source_lease(self.name))
 
     # what repairing asks of its owner
 

@@ -109,10 +109,10 @@ class SourceReading:
     gaps: GapLimits = field(default_factory=GapLimits)
     newest: Callable[[Sequence[int]], Mapping[int, Seen]] = lambda _: {}  # as `SourceWorks.newest`
     on_jump: Callable[[int, float], None] = lambda _partition, _jump_s: None
+    rows_before: int | None = None  # of the last batch; None: not known
 
     def __post_init__(self) -> None:
         self._jumps = JumpWatch(self.gaps)
-        self._rows_before: int | None = None
         self._beside = False
         self._choice = FeedChoice()
         self._feeds: dict[int, Feed] = {}
@@ -125,7 +125,7 @@ class SourceReading:
     ) -> Mapping[int, EvermarkError]:
         self._plan, self._at, self._batches, self._ends = plan, dict(plan.starts), dict(plan.batches), ends
         try:
-            self._choose(None)
+            self._choose(self.rows_before)
             while not any_set(ends):
                 began = self.runtime.monotonic()
                 if self.recent is not None:
@@ -179,7 +179,7 @@ class SourceReading:
                 self.recent.logged(taken.partition)
 
     def _choose(self, rows: int | None) -> None:
-        self._rows_before = rows
+        self.rows_before = rows
         if self._feeds:
             if rows is not None and self._choice.ends(rows):
                 self._close_feeds()
@@ -275,7 +275,7 @@ class SourceReading:
             if not mine:  # nothing to read there: reading goes on behind it
                 at_end = {"partition": partition, "batch": batch, "start": at[partition], "end": end}
                 rows.append({**at_end, "file": None})
-        self._beside = reads_beside(len(pieces), self._rows_before, self._beside)
+        self._beside = reads_beside(len(pieces), self.rows_before, self._beside)
         if self._beside:
             return [*rows, *self.write_beside(self.of, pieces)]
         return [*rows, *(written(piece, self.of, self.recent) for piece in pieces)]

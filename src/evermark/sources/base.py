@@ -203,6 +203,13 @@ class Source(ABC):
     def read(self, piece: Slice) -> Iterator[pa.RecordBatch]:
         """The events of one slice in position order, as `evermark.event.TAKEN` batches of bounded size."""
 
+    def divisible(self) -> bool:
+        """Whether several instances may read this source at once, each some of its partitions: whatever is called for a
+        partition leaves the others alone. Never changes. What is called for no partition, as `upkeep`, is called where
+        the first one is read.
+        """
+        return False
+
     def may_repeat_from(self, partition: int, position: str) -> str:
         """From where events may be given again to a reader of `partition` that resumes at `position`.
 

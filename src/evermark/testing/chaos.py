@@ -4,7 +4,7 @@
 line is a ledger. With `--slot` the replication slot is thrown away as well, and the deaths come while it is repaired.
 With `--mongo` it is the primary of a MongoDB replica set that dies. With `--copy` it dies while a full table is copied,
 with `--oracle` beside a native subscriber of Postgres, whose tables must be those of the log. With `--replicas` it is
-three replicas that die and are cut off from each other.
+three replicas that die and are cut off from each other; with `--instances`, instances that share a source.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from evermark.testing.chaos_cluster import cluster_killed
 from evermark.testing.chaos_copy import copy_killed
 from evermark.testing.chaos_down import down_and_back
 from evermark.testing.chaos_engine import engine_killed
+from evermark.testing.chaos_instances import instances_faulted
 from evermark.testing.chaos_mongo import primaries_killed
 from evermark.testing.chaos_oracle import oracle_asked
 from evermark.testing.chaos_replay import replay_beside_live
@@ -84,7 +85,7 @@ def _one_scene(scene: Callable[[Path, str, int], tuple[Ledger, dict[str, float]]
     return 0
 
 
-def main() -> int:
+def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m evermark.testing.chaos", description=__doc__)
     parser.add_argument("--failpoint", action="append", choices=failpoint.NAMES, help="only this one; may be repeated")
     parser.add_argument(
@@ -108,15 +109,16 @@ def main() -> int:
     parser.add_argument("--oracle", type=int, metavar="SEED", help="beside a native subscriber, by this seed")
     parser.add_argument("--replicas", type=int, metavar="WRITES", help="three replicas, killed and cut off")
     parser.add_argument("--cluster", type=int, nargs="?", const=_CLUSTER_ROUNDS, help="on a Spark cluster that dies")
-    given = parser.parse_args()
-    if given.cluster is not None:
-        return _cluster(given.cluster)
-    if given.replicas is not None:
-        return _one_scene(
-            lambda folder, dsn, writes: (replicas_killed(folder, dsn, writes, _REPLICA_FAULTS), {}),
-            given.replicas,
-            f"replicas=3 kills={_REPLICA_FAULTS}",
-        )
+    parser.add_argument("--instances", type=int, metavar="N", help="N instances share partitions, faults at random")
+    parser.add_argument("--faults", type=int, default=100, help="with --instances: how many")
+    parser.add_argument("--seed", type=int, default=1, help="with --instances: which faults")
+    return parser.parse_args()
+
+
+def main() -> int:
+    given = _arguments()
+    if (several := _several(given)) is not None:
+        return several
     if given.upgrade:
         return _one_scene(
             lambda folder, dsn, _: (upgraded(folder, dsn, given.upgrade.split(",")), {}),
@@ -138,8 +140,30 @@ def main() -> int:
         return _one_scene(down_and_back, given.events, "down=1")
     if given.slot:
         return _lost_slots(given.events)
-    names = given.failpoint or failpoint.FLOW
-    scenes = [("chain", names)] if given.chain else [(name, [name]) for name in names]
+    return _killed(given.failpoint or failpoint.FLOW, chain=given.chain)
+
+
+def _several(given: argparse.Namespace) -> int | None:
+    """Scenes of several machines, if one is asked for."""
+    if given.cluster is not None:
+        return _cluster(given.cluster)
+    if given.instances is not None:
+        return _one_scene(
+            lambda folder, dsn, number: instances_faulted(folder, dsn, number, given.faults, given.seed),
+            given.instances,
+            f"instances={given.instances} faults={given.faults}",
+        )
+    if given.replicas is not None:
+        return _one_scene(
+            lambda folder, dsn, writes: (replicas_killed(folder, dsn, writes, _REPLICA_FAULTS), {}),
+            given.replicas,
+            f"replicas=3 kills={_REPLICA_FAULTS}",
+        )
+    return None
+
+
+def _killed(names: Sequence[str], *, chain: bool) -> int:
+    scenes = [("chain", names)] if chain else [(name, [name]) for name in names]
     total = Ledger()
     with tempfile.TemporaryDirectory(prefix="evermark-chaos-") as root:
         Path(root).chmod(0o711)

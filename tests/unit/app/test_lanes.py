@@ -21,6 +21,8 @@ def lanes(monkeypatch: pytest.MonkeyPatch, cancelled: list[str]) -> Any:
     """Without Spark: its jobs never begin, and are only noted when they are cancelled."""
     found: Any = object.__new__(Lanes)
     found._runtime, found._lanes, found._context, found._waiting = Threads(), {}, None, {}
+    found._share = frozenset({"deliver"})
+    found._able, found._on_able = {}, lambda _: None
     found._stopping = found._runtime.wake()
     monkeypatch.setattr(Lanes, "_job", lambda _self, _lane: None)
     monkeypatch.setattr("evermark.spark.job.cancel_long_task", lambda _spark, name: cancelled.append(name))
@@ -66,7 +68,7 @@ def test_the_retry_of_a_lane_that_is_being_renewed_is_told_so(monkeypatch: pytes
     lane, successor = (found._submit(cast("Any", SimpleNamespace(sources=("shop",), shard=0))) for _ in range(2))
     lane.began, lane.successor = 1.0, successor
     found._heard(lane.name, [("lane", "ready", (), {})])
-    assert [order[:2] for order in told.orders] == [(lane.name, "begin"), (lane.name, "renew")]
+    assert [order[1] for order in told.orders if order[0] == lane.name] == ["share", "begin", "renew"]
 
 
 def test_when_a_lane_fails_whose_next_is_ready_the_next_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:

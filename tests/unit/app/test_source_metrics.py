@@ -46,7 +46,7 @@ class Scene:
         self.board, self.metrics = HealthBoard(), Metrics()
         self.large: set[int] = set()
         limits = limits or ReadingLimits()
-        source: Any = SimpleNamespace(partitions=lambda: [0])
+        source: Any = SimpleNamespace(partitions=lambda: [0], divisible=lambda: False)
         stores: Any = SimpleNamespace(
             sources={"shop": source}, reading=limits, log_folder=lambda _: folder, copies=None,
             recoveries=SimpleNamespace(set_large=self.set_large),

@@ -27,7 +27,7 @@ LIST_MAX = 10_000
 
 
 class ReplayStore(Protocol):
-    def register(self, request: Request, epoch: int) -> bool:
+    def register(self, request: Request, epoch: int, *, partition: int = 0) -> bool:
         """A control event asked; False when it had been registered before."""
 
     def ask(self, request: Request, epoch: int) -> str:

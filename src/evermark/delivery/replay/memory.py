@@ -50,8 +50,9 @@ class MemoryReplays:
             if target.subscription == subscription and target.state is TargetState.RUNNING:
                 self._targets[at] = replace(target, failures=0, next_attempt_at=None)
 
-    def register(self, request: Request, epoch: int) -> bool:
-        with self._tables.fenced(epoch, source_lease(request.source)):
+    def register(self, request: Request, epoch: int, *, partition: int = 0) -> bool:
+        source = request.source
+        with self._tables.fenced(epoch, source_lease(source), source_lease(source, partition)):
             known = {r.request.control.event_id for r in self._replays.values() if r.request.control is not None}
             if request.control is not None and request.control.event_id in known:
                 return False

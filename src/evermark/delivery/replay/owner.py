@@ -57,7 +57,7 @@ class RequestDesk:
                 request = None
             if request is None:
                 self.on_ignored()
-            elif self.replays.register(request, self.epoch):
+            elif self.replays.register(request, self.epoch, partition=partition):
                 self.log.info(
                     "replay asked for", stream=control.stream, since=str(request.since), until=str(request.until)
                 )

@@ -32,8 +32,9 @@ class PostgresReplays:
     def _fenced(self, epoch: int) -> AbstractContextManager[Connection]:
         return fenced(self._state, DELIVER_LEASE, epoch)
 
-    def register(self, request: Request, epoch: int) -> bool:
-        with fenced(self._state, source_lease(request.source), epoch) as conn:
+    def register(self, request: Request, epoch: int, *, partition: int = 0) -> bool:
+        source = request.source
+        with fenced(self._state, source_lease(source), epoch, source_lease(source, partition)) as conn:
             return conn.execute(sql.REGISTER, _given(request, new_replay_id())).rowcount == 1
 
     def ask(self, request: Request, epoch: int) -> str:

@@ -31,7 +31,7 @@ from evermark.delivery.run.parked_retries import CLAIM_LIMIT, ParkedQueue, Tried
 from evermark.delivery.webhook.base import Answer, OpenSecret, Sink
 from evermark.delivery.work import Deliverer, Span
 from evermark.error_policy import Action, action_for
-from evermark.errors import ConflictError, EvermarkError, NotFoundError
+from evermark.errors import ConflictError, EvermarkError, NotFoundError, StaleError
 from evermark.runtime import Task, Wake, any_set
 from evermark.sources.base import Source
 
@@ -187,6 +187,8 @@ class DeliveryOwner:
             try:
                 self._own(held)
             except Exception as error:  # noqa: BLE001 - an unknown failure must not end the loop in silence
+                if isinstance(error, StaleError):
+                    self.candidate.on_refused(deliver_lease(self.shard))
                 self._log.error("delivery failed; it is started again", error=error)
                 self._runtime.wait(self.limits.again_after_s, self._stopping)
             finally:
@@ -215,7 +217,7 @@ class DeliveryOwner:
         live = LiveGroup(store, deliverer, epoch, now, news.by_group, bot_views, lock(), limits.handover)
         follower = Follower(store, log, live, deliverer, epoch, now, news.by_follower, bot_views, limits.follow)
         ended = runtime.wake()
-        ends = self._ends = (ended, self._stopping, held.lost)
+        ends = self._ends = (ended, self._stopping, held.lost, held.moved)
         self._live = live
         news.delivering()
         self._log.info("delivering", epoch=epoch, subscriptions=len(store.subscriptions()), **self._which())
@@ -237,7 +239,7 @@ class DeliveryOwner:
     def _is_there(self, held: HeldLease) -> bool:
         """Wait until there is such a shard: its maker, the owner of the first, may be told of fewer."""
         said = False
-        while not any_set((self._stopping, held.lost)):
+        while not any_set((self._stopping, held.lost, held.moved)):
             try:
                 self.works.store.group()
             except NotFoundError as error:
@@ -245,7 +247,7 @@ class DeliveryOwner:
                     self._log.info("standing by", reason=error.message)
                     self.news.standby()
                 said = True
-                self._runtime.wait(self.limits.again_after_s, self._stopping, held.lost)
+                self._runtime.wait(self.limits.again_after_s, self._stopping, held.lost, held.moved)
             else:
                 return True
         return False

@@ -77,9 +77,9 @@ class MemoryTables:
         self.counted: dict[str, Counter[str]] = defaultdict(Counter)
 
     @contextmanager
-    def fenced(self, epoch: int, lease: str = DELIVER_LEASE) -> Iterator[None]:
+    def fenced(self, epoch: int, lease: str = DELIVER_LEASE, own: str | None = None) -> Iterator[None]:
         with self.lock:
-            self._leases.fence(lease, epoch)
+            self._leases.fence(lease, epoch, own)
             yield
 
     def found(self, name: str) -> tuple[SubscriptionSpec, SubscriptionRecord]:

@@ -262,7 +262,7 @@ class PostgresDelivery:
 
     def _move_group(self, work: GroupWork, epoch: int) -> bool:
         """The same in one statement, where nothing changes but the cursor; False, and nothing done, where more may."""
-        fenced = {"lease": self._lease, "lease_epoch": epoch, "shard": self.shard}
+        fenced = {"lease": self._lease, "own_lease": self._lease, "lease_epoch": epoch, "shard": self.shard}
         at = {"begun": work.begun.batch, "done": work.done.batch, "members": len(work.members), "version": work.version}
         with self._state.connection() as conn:
             return conn.execute(queries.MOVE_GROUP, {**fenced, **vars(work.place), **at}).rowcount == 1

@@ -36,7 +36,7 @@ class MemoryRecoveries:
         self, source: str, partition: int, reason: str, left_at: str, epoch: int, chosen: Choice | None = None
     ) -> Recovery:
         with self._lock:
-            self._leases.fence(source_lease(source), epoch)
+            self._leases.fence(source_lease(source), epoch, source_lease(source, partition))
             found, reason, now = self.current(source, partition), reason[:TEXT_MAX], self._clock()
             if found is None:
                 what = (source, partition, chosen or Choice.REPAIR, chosen is not None, reason, left_at, Step.OPENED)
@@ -48,7 +48,7 @@ class MemoryRecoveries:
 
     def move(self, recovery: Recovery, step: Step, epoch: int, *, error: str = "", tried: bool = False) -> None:
         with self._lock:
-            self._leases.fence(source_lease(recovery.source), epoch)
+            self._fence(recovery, epoch)
             found = self._kept[recovery.id]
             if found.step in _UNDER_WAY:
                 tries, now = found.tries + tried, self._clock()
@@ -56,9 +56,13 @@ class MemoryRecoveries:
 
     def close_gap(self, recovery: Recovery, position: str, taken: int, epoch: int) -> None:
         with self._lock:
-            self._leases.fence(source_lease(recovery.source), epoch)
+            self._fence(recovery, epoch)
             found = self._kept[recovery.id]
             if found.step not in _UNDER_WAY or found.choice is not recovery.choice:
                 raise chosen_otherwise(recovery)
             self._kept[found.id] = replace(found, position=position, taken=found.taken + taken)
             self.move(recovery, Step.CLOSED, epoch)
+
+    def _fence(self, recovery: Recovery, epoch: int) -> None:
+        own = source_lease(recovery.source, recovery.partition)
+        self._leases.fence(source_lease(recovery.source), epoch, own)

@@ -1,13 +1,14 @@
-"""Recoveries in State, fenced by the lease of their source."""
+"""Recoveries in State, fenced by the lease of their partition."""
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import Any
 
 from evermark.cluster.fence import fenced, source_lease
 from evermark.errors import ConflictError
 from evermark.ingest.repair.base import KEPT_MAX, TEXT_MAX, Choice, Recovery, Step, chosen_otherwise
-from evermark.state.connection import State
+from evermark.state.connection import Connection, State
 
 _COLUMNS = (
     "id, source, partition, choice, asked_by = 'person', reason, left_at, step, position, tries, taken, error,"
@@ -76,7 +77,7 @@ class Recoveries:
     def open(
         self, source: str, partition: int, reason: str, left_at: str, epoch: int, chosen: Choice | None = None
     ) -> Recovery:
-        with fenced(self._state, source_lease(source), epoch) as conn:
+        with fenced(self._state, source_lease(source), epoch, source_lease(source, partition)) as conn:
             if chosen is not None:
                 conn.execute(_SET_CHOICE, (chosen, reason[:TEXT_MAX], source, partition))
             made = (chosen or Choice.REPAIR, "itself" if chosen is None else "person", reason[:TEXT_MAX], left_at)
@@ -86,12 +87,16 @@ class Recoveries:
             raise ConflictError(f"the recovery of {source}/{partition} ended just now", hint="look again")
         return _recovery(row)
 
+    def _fenced(self, recovery: Recovery, epoch: int) -> AbstractContextManager[Connection]:
+        source, partition = recovery.source, recovery.partition
+        return fenced(self._state, source_lease(source), epoch, source_lease(source, partition))
+
     def move(self, recovery: Recovery, step: Step, epoch: int, *, error: str = "", tried: bool = False) -> None:
-        with fenced(self._state, source_lease(recovery.source), epoch) as conn:
+        with self._fenced(recovery, epoch) as conn:
             conn.execute(_MOVE, (step, error[:TEXT_MAX], int(tried), recovery.id))
 
     def close_gap(self, recovery: Recovery, position: str, taken: int, epoch: int) -> None:
-        with fenced(self._state, source_lease(recovery.source), epoch) as conn:
+        with self._fenced(recovery, epoch) as conn:
             if conn.execute(_CLOSE, (position, taken, recovery.id, recovery.choice)).rowcount != 1:
                 raise chosen_otherwise(recovery)
 

@@ -104,6 +104,7 @@ class Repairer:
     let_go: Callable[[int], None]
     on_ended: Callable[[int, EvermarkError | None], None]
     on_step_down: Callable[[], None]
+    is_mine: Callable[[int], bool] = lambda _: True  # whether a partition is repaired here
     _tidied_at: dict[int, datetime] = field(default_factory=dict)
     # Partitions whose recovery was begun here, and nobody was told of its end.
     _carried: dict[int, int] = field(default_factory=dict)
@@ -112,7 +113,10 @@ class Repairer:
         self.stopped = self.runtime.wake()
         self._found = self.runtime.wake()
         self._lock = threading.Lock()
-        self._open = {p for p in self.source.partitions() if self.works.recoveries.current(self.name, p) is not None}
+        self._open = {p for p in self._partitions() if self.works.recoveries.current(self.name, p) is not None}
+
+    def _partitions(self) -> list[int]:
+        return [partition for partition in self.source.partitions() if self.is_mine(partition)]
 
     def partitions(self) -> set[int]:
         """The partitions with a gap: not read until it is closed."""
@@ -164,7 +168,7 @@ class Repairer:
     def carry_out_all(self) -> None:
         """Look at every partition: an error in one is raised when the others were looked at, too."""
         problem: EvermarkError | None = None
-        for partition in self.source.partitions():
+        for partition in self._partitions():
             try:
                 self._look_at(partition)
             except EvermarkError as error:

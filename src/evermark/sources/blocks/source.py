@@ -84,6 +84,9 @@ class BlockStreams(Source, Forks):
     def partitions(self) -> Sequence[int]:
         return list(range(self.target.partitions))
 
+    def divisible(self) -> bool:
+        return True
+
     def earliest(self, partition: int) -> str:
         return EARLIEST
 

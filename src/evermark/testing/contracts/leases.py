@@ -126,6 +126,48 @@ class LeaseContract:
             with pytest.raises(StaleError):
                 leases.require(Lease("never", epoch))
 
+    def test_several_are_taken_under_one_new_epoch(self, leases: LeaseStore) -> None:
+        """What others have is left to them; what is held already gets the new epoch, and the old one is stale."""
+        leases.acquire("source:a:2", holder("b"), TTL_S)
+        old = leases.acquire("source:a", holder("a"), TTL_S)
+        names = ["source:a", "source:a:1", "source:a:2"]
+        assert old is not None
+        assert leases.free(names, holder("a")) == names[:2]
+        found = leases.acquire_all(names, holder("a"), TTL_S)
+        assert found == [Lease("source:a", old.epoch + 1), Lease("source:a:1", old.epoch + 1)]
+        assert leases.free(names, holder("c")) == []
+        for lease in found:
+            leases.require(lease)
+        with pytest.raises(StaleError):
+            leases.require(old)
+
+    def test_taking_several_never_gives_an_epoch_twice(
+        self, leases: LeaseStore, let_expire: Callable[[str], None]
+    ) -> None:
+        """However the sets of those who follow each other overlap."""
+        given: list[Lease] = []
+        for instance, names in enumerate((["x"], ["x", "y"], ["y"], ["x", "y", "z"], ["z"])):
+            for name in names:
+                let_expire(name)
+            given += leases.acquire_all(names, holder(str(instance)), TTL_S)
+        assert len(given) == len(set(given)) == 8
+        for name in "xyz":
+            epochs = [lease.epoch for lease in given if lease.name == name]
+            assert epochs == sorted(epochs)
+
+    def test_a_lease_is_divided_once_and_not_under_its_holder(self, leases: LeaseStore) -> None:
+        """Who had it for all of them can write to none of them afterwards, and nobody begins below its epoch."""
+        whole = leases.acquire("source:a", holder("a"), TTL_S)
+        assert whole is not None
+        assert not leases.divide("source:a", ["source:a:1"], holder("b"))
+        assert leases.divide("source:a", ["source:a:1"], holder("a"))
+        with pytest.raises(StaleError):
+            leases.require(whole)
+        (part,) = leases.acquire_all(["source:a:1"], holder("b"), TTL_S)
+        assert part.epoch > whole.epoch
+        assert leases.divide("source:a", ["source:a:1"], holder("c"))  # a look, though another has one of them
+        leases.require(part)
+
     def test_of_many_at_once_one_wins(self, leases: LeaseStore) -> None:
         """A race for a free lease has exactly one winner."""
         won: list[Lease] = []

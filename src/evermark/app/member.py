@@ -1,0 +1,129 @@
+"""This process as one of the instances of a deployment: it announces itself, and learns which leases it is to take."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from importlib.metadata import version
+
+from evermark.cluster.assignment import assigned
+from evermark.cluster.base import Holder
+from evermark.cluster.fence import deliver_lease, source_lease
+from evermark.cluster.holding import LIMITS
+from evermark.cluster.members import Member, Members, instance_name, member_of
+from evermark.cluster.postgres import LeaseRow, lease_rows
+from evermark.errors import EvermarkError
+from evermark.observe.logging import get_logger
+from evermark.sources.base import Source
+from evermark.state.connection import State
+
+_LOOK_EVERY_S = 0.5
+_LOOK_ALONE_S = 1.0
+
+
+def leases_of(sources: Mapping[str, Source], shards: Iterable[int]) -> frozenset[str]:
+    """What instances share out of these: each is done by one of them at a time."""
+    mine = {deliver_lease(shard) for shard in shards}
+    for name, source in sources.items():
+        mine |= {source_lease(name, partition) for partition in (source.partitions() if source.divisible() else [0])}
+    return frozenset(mine)
+
+
+def share_of(name: str, members: Mapping[str, Member], rows: Iterable[LeaseRow]) -> frozenset[str]:
+    """The leases that an instance is to take; none while it is drained."""
+    able = {member.name: member.leases for member in members.values() if member.lives and not member.draining}
+    owners = {row.name: member_of(row.holder) for row in rows if row.held and row.holder is not None}
+    return frozenset(lease for lease, instance in assigned(able, owners).items() if instance == name)
+
+
+class Membership:
+    """One thread, until stopped. While State does not answer, the share stays as it was."""
+
+    def __init__(self, state: State, holder: Holder) -> None:
+        self._state, self._holder = state, holder
+        self._leases: frozenset[str] = frozenset()  # that it can take just now
+        self._members = Members(state)
+        self.name = instance_name(holder)
+        self.share: frozenset[str] = frozenset()
+        self._found: frozenset[str] = frozenset()  # the share by the last look
+        self._others = 0  # instances that live
+        self._on_share: Callable[[frozenset[str]], None] = lambda _: None
+        self._lock = threading.Lock()
+        self._looking = threading.RLock()
+        self._stopping = threading.Event()
+        self._log = get_logger(part="instance", instance=self.name)
+        self._said: str | None = None
+        self._drained = False
+        self._thread = threading.Thread(target=self._run, name="membership", daemon=True)
+
+    def start(self) -> None:
+        self._beat()
+        self._thread.start()
+
+    def able(self, leases: frozenset[str]) -> None:
+        """This instance can take these leases now, and no others. The others hear of it, and it learns its share, at
+        once: a part that is begun after this does not stand by first.
+        """
+        with self._looking:
+            if leases != self._leases:
+                self._leases = leases
+                self._beat()
+                self._look()
+
+    def tell(self, on_share: Callable[[frozenset[str]], None]) -> None:
+        """Who is told of the share, now and whenever it changes."""
+        with self._lock:
+            self._on_share = on_share
+            on_share(self.share)
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self._thread.join(LIMITS.ttl_s)
+        try:
+            self._members.leave(self._holder)
+        except EvermarkError as error:
+            self._log.debug("the instance could not say that it ends; the others see it", error=error)
+
+    def _run(self) -> None:
+        beaten_at = time.monotonic()
+        while not self._stopping.wait(_LOOK_EVERY_S if self._others else _LOOK_ALONE_S):
+            with self._looking:
+                if time.monotonic() - beaten_at >= LIMITS.renew_every_s and self._beat():
+                    beaten_at = time.monotonic()
+                self._look()
+
+    def _beat(self) -> bool:
+        return self._tried(lambda: self._members.beat(self._holder, version("evermark"), self._leases))
+
+    def _look(self) -> bool:
+        return self._tried(self._share_out)
+
+    def _share_out(self) -> None:
+        members = self._members.all()
+        me = members.get(self.name)
+        if me is not None and me.draining and not self._drained:
+            self._drained = True
+            self._log.info("this instance is drained: everything is handed over")
+        found = share_of(self.name, members, lease_rows(self._state).values())
+        self._others = sum(member.lives for name, member in members.items() if name != self.name)
+        with self._lock:
+            # What is to be handed over is kept for one more look: by then the others know, and wait for it.
+            share = found | (self.share & self._found)
+            self._found = found
+            if share != self.share:
+                can = len(self._leases)
+                self._log.info("share of the work", leases=sorted(share), of=can, other_instances=self._others)
+                self.share = share
+                self._on_share(share)
+
+    def _tried(self, step: Callable[[], None]) -> bool:
+        try:
+            step()
+        except EvermarkError as error:
+            if error.message != self._said:
+                self._log.warning("the instances cannot be looked at; what is owned stays so", error=error)
+            self._said = error.message
+            return False
+        self._said = None
+        return True

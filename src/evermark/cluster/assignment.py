@@ -1,0 +1,60 @@
+"""Which instance takes which leases. Pure: every instance computes the same from the same rows of State.
+
+Nothing depends on two instances agreeing at every moment: a lease has one holder whatever they compute, and they agree
+again at the next look.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+
+
+def assigned(
+    able: Mapping[str, Collection[str]], owners: Mapping[str, str], kinds: Iterable[str] = ("source:",)
+) -> dict[str, str]:
+    """The instance for each lease. `able` has, by instance that lives and is to have work, the leases it can take;
+    `owners` who has a lease now.
+
+    Whoever has a lease keeps it, as far as loads allow: those of two instances that can take the same differ by one at
+    most. Leases that begin with one of `kinds`, and all others, are balanced apart: a shard is no partition.
+    """
+    wanted = sorted({lease for leases in able.values() for lease in leases})
+    found: dict[str, str] = {}
+    for kind in (*kinds, ""):
+        mine = [lease for lease in wanted if lease not in found and lease.startswith(kind)]
+        found |= _balanced(mine, able, owners)
+    return found
+
+
+def _balanced(leases: list[str], able: Mapping[str, Collection[str]], owners: Mapping[str, str]) -> dict[str, str]:
+    can = {lease: sorted(name for name, those in able.items() if lease in those) for lease in leases}
+    found = {lease: owners[lease] for lease in leases if owners.get(lease) in can[lease]}
+    loads = dict.fromkeys(sorted(able), 0)
+    for name in found.values():
+        loads[name] += 1
+    for lease in leases:
+        if lease not in found:
+            found[lease] = min(can[lease], key=lambda name: (loads[name], name))
+            loads[found[lease]] += 1
+    while (move := _next_move(found, can, loads)) is not None:
+        lease, to = move
+        loads[found[lease]] -= 1
+        loads[to] += 1
+        found[lease] = to
+    return found
+
+
+def _next_move(
+    found: Mapping[str, str], can: Mapping[str, list[str]], loads: Mapping[str, int]
+) -> tuple[str, str] | None:
+    """From one of the most loaded to one of the least that can take it; None when nothing is won by it."""
+    moves = [
+        (loads[to] - loads[name], to, lease)
+        for lease, name in found.items()
+        for to in can[lease]
+        if loads[to] + 1 < loads[name]
+    ]
+    if not moves:
+        return None
+    _, to, lease = min(moves)
+    return lease, to

@@ -1,0 +1,104 @@
+"""Instances announce themselves in State, by its clock; a partition of a divided source is fenced by its own lease."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from evermark.app.member import leases_of, share_of
+from evermark.cluster.base import Holder
+from evermark.cluster.fence import deliver_lease, source_lease
+from evermark.cluster.members import Members, instance_name
+from evermark.cluster.postgres import PostgresLeases, lease_rows
+from evermark.errors import NotFoundError, StaleError
+from evermark.log.head import Head, PostgresHeads
+from evermark.state.connection import State
+from evermark.testing.number_files import NumberFiles
+from evermark.testing.servers import PostgresServer
+from evermark.testing.states import fresh_state
+
+A, B = (Holder("deployment", "host", "boot", pid, str(pid)) for pid in (1, 2))
+LEASES = [source_lease("numbers", p) for p in range(3)]
+
+
+@pytest.fixture
+def state(pg_server: PostgresServer) -> Iterator[State]:
+    with fresh_state(pg_server.socket_dsn()) as state:
+        yield state
+
+
+def _members(state: State, gone: frozenset[Holder] = frozenset(), ttl_s: float = 60.0) -> Members:
+    return Members(state, ttl_s=ttl_s, is_gone=lambda holder: holder.pid in {each.pid for each in gone})
+
+
+def test_an_instance_lives_until_it_is_silent_for_a_lease_or_gone(state: State) -> None:
+    """GIVEN two instances WHEN one is silent by the server's clock, or its process gone, THEN it does not live."""
+    members = _members(state)
+    members.beat(A, "1", LEASES)
+    members.beat(B, "1", LEASES)
+    assert {name: each.lives for name, each in members.all().items()} == {"host-1": True, "host-2": True}
+    assert not any(each.lives for each in _members(state, ttl_s=0.0).all().values())
+    assert not _members(state, frozenset([A])).all()["host-1"].lives
+    members.leave(A)
+    assert list(members.all()) == ["host-2"]
+
+
+def test_a_drained_instance_stays_so_until_it_is_another_process(state: State) -> None:
+    """GIVEN an instance to be drained WHEN it says that it lives THEN it is; a new process of its name is not."""
+    members = _members(state)
+    members.beat(A, "1", LEASES)
+    members.drain(instance_name(A))
+    members.beat(A, "1", LEASES)
+    assert members.all()["host-1"].draining
+    members.beat(replace(A, started="later"), "1", LEASES)
+    assert not members.all()["host-1"].draining
+    with pytest.raises(NotFoundError, match="instance list"):
+        members.drain("nobody")
+
+
+def test_instances_share_by_what_they_hold_and_a_drained_one_has_nothing(state: State) -> None:
+    """GIVEN one that holds all WHEN another joins THEN it hands over its surplus; drained, everything."""
+    members, leases = _members(state), PostgresLeases(state, is_gone=lambda _: False)
+    members.beat(A, "1", LEASES)
+    lane = replace(A, instance=f"{instance_name(A)}/lane-1", pid=7)
+    leases.divide(LEASES[0], LEASES[1:], lane)
+    leases.acquire_all(LEASES, lane, 60.0)
+
+    def shares() -> list[set[str]]:
+        rows = lease_rows(state, is_gone=lambda _: False).values()
+        return [set(share_of(instance_name(one), members.all(), rows)) for one in (A, B)]
+
+    assert shares() == [set(LEASES), set()]
+    members.beat(B, "1", LEASES)
+    mine, theirs = shares()
+    assert (len(mine), len(theirs)) == (2, 1) and mine | theirs == set(LEASES)
+    members.drain(instance_name(A))
+    assert shares() == [set(), set(LEASES)]
+
+
+def test_a_stale_owner_of_one_partition_writes_nothing_to_it(state: State) -> None:
+    """GIVEN an owner of two partitions WHEN one of them is another's THEN its writes to that one alone are refused."""
+    leases, heads = PostgresLeases(state, is_gone=lambda _: False), PostgresHeads(state)
+    leases.divide(LEASES[0], LEASES[1:], A)
+    first, second = leases.acquire_all(LEASES[:2], A, 60.0)
+    leases.release(second)
+    (taken,) = leases.acquire_all([LEASES[1]], B, 60.0)
+    heads.move("numbers", 0, Head(1, first.epoch, "1", 1))
+    heads.move("numbers", 1, Head(1, taken.epoch, "1", 2))
+    with pytest.raises(StaleError):
+        heads.move("numbers", 1, Head(2, first.epoch, "2", 3))
+    with pytest.raises(StaleError):
+        heads.move("numbers", 2, Head(1, first.epoch, "1", 3))
+
+
+def test_a_source_is_shared_by_partitions_only_if_it_says_so(tmp_path: object) -> None:
+    """GIVEN a divisible source and another THEN the leases of the one are per partition, of the other one in all."""
+
+    class Whole(NumberFiles):
+        def divisible(self) -> bool:
+            return False
+
+    sources = {"numbers": NumberFiles(str(tmp_path), 3), "whole": Whole(str(tmp_path), 3)}
+    assert leases_of(sources, range(2)) == {*LEASES, source_lease("whole"), deliver_lease(0), deliver_lease(1)}

@@ -1,0 +1,92 @@
+"""Leases that are held together, handed over when the share changes, and told of when they are refused."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from evermark.cluster.base import Holder
+from evermark.cluster.fence import source_lease
+from evermark.cluster.holding import Candidate, HeldLease, LeaseLimits, Share
+from evermark.cluster.memory import MemoryLeases
+from evermark.runtime import Threads
+from evermark.testing.until import until
+
+FIRST, *OTHERS = NAMES = [source_lease("chat", p) for p in range(4)]
+LIMITS = LeaseLimits(ttl_s=30.0, standby_poll_s=0.01)
+
+
+class Scene:
+    def __init__(self) -> None:
+        self.leases = MemoryLeases(is_gone=lambda _: False)
+        self.refused: list[str] = []
+        self.runtime = Threads()
+
+    def candidate(self, pid: int, *names: str, limits: LeaseLimits = LIMITS) -> Candidate:
+        quiet = lambda *_, **__: None  # noqa: E731
+        log: Any = SimpleNamespace(debug=quiet, info=quiet, warning=quiet, error=quiet)
+        holder = Holder(f"i{pid}/lane", "host", "boot", pid, "1")
+        return Candidate(self.leases, holder, self.runtime, log, limits, Share(names), self.refused.append)
+
+    def held(self, candidate: Candidate) -> HeldLease:
+        found = candidate.acquire(FIRST, self.runtime.wake(), lambda: None, others=OTHERS)
+        assert found is not None
+        return found
+
+
+def test_s6_what_leaves_the_share_is_handed_over_under_a_higher_epoch() -> None:
+    """GIVEN an owner of all WHEN its share is halved THEN it is told, and once it has let go the other takes its half;
+    nothing is taken before.
+    """
+    scene = Scene()
+    donor, receiver = scene.candidate(1, *NAMES), scene.candidate(2, *NAMES[2:])
+    held = scene.held(donor)
+    assert held.names == set(NAMES) and not held.moved.is_set()
+    assert scene.leases.free(NAMES, receiver.holder) == []
+    donor.share.set(NAMES[:2])
+    until(held.moved.is_set, "the donor is told")
+    assert scene.leases.free(NAMES, receiver.holder) == [], "it flushes first"
+    held.close()
+    kept, taken = scene.held(donor), scene.held(receiver)
+    assert kept.names == set(NAMES[:2]) and taken.names == set(NAMES[2:])
+    assert min(kept.lease.epoch, taken.lease.epoch) > held.lease.epoch
+    assert not kept.lost.is_set() and not kept.moved.is_set()
+    for each in (kept, taken):
+        each.close()
+
+
+def test_a_lease_of_the_share_that_comes_free_is_taken_with_those_that_are_held() -> None:
+    """GIVEN an owner that waits for one more WHEN it is let go of THEN the owner is told, and has both."""
+    scene = Scene()
+    slow = scene.held(scene.candidate(2, NAMES[1]))
+    waiting = scene.candidate(1, *NAMES[:2])
+    held = scene.held(waiting)
+    assert held.names == {FIRST} and not held.moved.is_set()
+    slow.close()
+    until(held.moved.is_set, "it is told")
+    held.close()
+    both = scene.held(waiting)
+    assert both.names == set(NAMES[:2])
+    both.close()
+
+
+def test_a_lease_that_is_not_shared_out_stays_where_it_is() -> None:
+    """GIVEN no share WHEN time passes THEN nothing moves: who runs alone is never interrupted."""
+    scene = Scene()
+    candidate = scene.candidate(1)
+    candidate.share.set(None)
+    held = scene.held(candidate)
+    assert held.names == set(NAMES)
+    assert not scene.runtime.wait(0.05, held.moved, held.lost)
+    held.close()
+
+
+def test_a_renewal_under_an_old_epoch_is_refused_and_counted() -> None:
+    """GIVEN an owner whose lease another took WHEN it renews THEN it is told that it lost it, and that is counted."""
+    scene = Scene()
+    held = scene.held(scene.candidate(1, *NAMES, limits=LeaseLimits(ttl_s=0.2, standby_poll_s=0.01)))
+    scene.leases._is_gone = lambda _: True
+    assert scene.leases.acquire(NAMES[3], Holder("other", "host", "boot", 2, "1"), 60.0) is not None
+    until(held.lost.is_set, "it is told")
+    assert scene.refused == [FIRST]
+    held.close()
