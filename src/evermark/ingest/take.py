@@ -25,7 +25,6 @@ from evermark.log.base import Append, AppendLog, Tail
 from evermark.log.head import Head, HeadStore
 from evermark.sources.base import Feed, Source
 
-AWAY_S = 5.0  # a store of checkpoints that did not answer is not asked again by another partition for so long
 NO_FEEDS: Mapping[int, Feed] = {}
 
 
@@ -75,7 +74,6 @@ class Taker:
     clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
-        self._away: tuple[float, EvermarkError] | None = None  # when the store was found away, and why
         self._saver = CheckpointSaver(self._save_as, self.policy, self.breaker, self.clock, self.saving)
 
     def begin(self, partition: int) -> Resume:
@@ -112,22 +110,11 @@ class Taker:
         return Resume(position, found.batch, found.repeats_to, away)
 
     def _stored(self, partition: int) -> tuple[Checkpoint | None, EvermarkError | None]:
-        """The checkpoint of a partition; or, while the store is away, why it cannot be read.
-
-        Many partitions may begin at once: of a store that hangs, only the first waits.
-        """
-        now = self.clock()
-        if self._away is not None and now - self._away[0] < max(AWAY_S, self.breaker.wait_s(now)):
-            return None, self._away[1]
+        """The checkpoint of a partition; or, while the store is away, why it cannot be read."""
         try:
-            found = self.checkpoints.list(self.name).get(partition)
+            return self.checkpoints.list(self.name).get(partition), None
         except AWAY as error:
-            self.breaker.failed(self.clock())
-            self._away = (self.clock(), error)
-            self.saving.away(partition, error, self.breaker.state(self.clock()))
             return None, error
-        self._away = None
-        return found, None
 
     def take(self, taken: Taken, *, repaired: bool = False) -> None:
         """After this returns, the events may be delivered and will never be asked for again.
