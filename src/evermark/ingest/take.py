@@ -98,14 +98,15 @@ class Taker:
             end = tail.end or logged_to or position
             recovered = Head(tail.batch, self.epoch, end, version)
             self.heads.move(self.name, partition, recovered, recovered=True)
-        begun = Checkpoint(position, tail.batch, self.epoch)
-        if away is None:
+        begun, unsaved = Checkpoint(position, tail.batch, self.epoch), away
+        if unsaved is None:
             try:
                 self._save_as(partition, begun)
-            except AWAY:  # the store can be read, and not be written to
-                self._saver.offer(partition, begun, 0)
-        # Else the store may know of more that was passed, without events, after the log's end: the source may have been
-        # told to forget it, so the store's word stands until there is news.
+            except AWAY as error:  # the store can be read, and not be written to
+                unsaved = error
+        if unsaved is not None:
+            # What was passed without events after the log's end is not known, and is passed once more.
+            self._saver.offer(partition, begun, 0)
         self._saver.to_confirm(partition)  # its predecessor did
         return Resume(position, found.batch, found.repeats_to, away)
 
