@@ -279,7 +279,8 @@ class SourceOwner:
                 self.source.begin(partition, position)
         except EvermarkError as error:
             blamed = error.partition if error.partition is not None else WHOLE_SOURCE
-            away = next((r.without_checkpoint for p, r in resumes.items() if blamed in {p, WHOLE_SOURCE}), None)
+            unsure = [r.without_checkpoint for p, r in resumes.items() if blamed in {p, WHOLE_SOURCE}]
+            away = next((trouble for trouble in unsure if trouble is not None), None)
             # Without its checkpoint a partition begins too early, which may look like a gap.
             return {blamed: away if away is not None and isinstance(error, GapError) else error}
         self.news.reading(active)

@@ -25,7 +25,6 @@ from evermark.log.base import Append, AppendLog, Tail
 from evermark.log.head import Head, HeadStore
 from evermark.sources.base import Feed, Source
 
-AWAY_S = 5.0  # a store of checkpoints that did not answer is not asked again by another partition for so long
 NO_FEEDS: Mapping[int, Feed] = {}
 
 
@@ -75,7 +74,6 @@ class Taker:
     clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
-        self._away: tuple[float, EvermarkError] | None = None  # when the store was found away, and why
         self._saver = CheckpointSaver(self._save_as, self.policy, self.breaker, self.clock, self.saving)
 
     def begin(self, partition: int) -> Resume:
@@ -100,34 +98,24 @@ class Taker:
             end = tail.end or logged_to or position
             recovered = Head(tail.batch, self.epoch, end, version)
             self.heads.move(self.name, partition, recovered, recovered=True)
-        begun = Checkpoint(position, tail.batch, self.epoch)
-        if away is None:
+        begun, unsaved = Checkpoint(position, tail.batch, self.epoch), away
+        if unsaved is None:
             try:
                 self._save_as(partition, begun)
-            except AWAY:  # the store can be read, and not be written to
-                self._saver.offer(partition, begun, 0)
-        # Else the store may know of more that was passed, without events, after the log's end: the source may have been
-        # told to forget it, so the store's word stands until there is news.
+            except AWAY as error:  # the store can be read, and not be written to
+                unsaved = error
+        if unsaved is not None:
+            # What was passed without events after the log's end is not known, and is passed once more.
+            self._saver.offer(partition, begun, 0)
         self._saver.to_confirm(partition)  # its predecessor did
         return Resume(position, found.batch, found.repeats_to, away)
 
     def _stored(self, partition: int) -> tuple[Checkpoint | None, EvermarkError | None]:
-        """The checkpoint of a partition; or, while the store is away, why it cannot be read.
-
-        Many partitions may begin at once: of a store that hangs, only the first waits.
-        """
-        now = self.clock()
-        if self._away is not None and now - self._away[0] < max(AWAY_S, self.breaker.wait_s(now)):
-            return None, self._away[1]
+        """The checkpoint of a partition; or, while the store is away, why it cannot be read."""
         try:
-            found = self.checkpoints.list(self.name).get(partition)
+            return self.checkpoints.list(self.name).get(partition), None
         except AWAY as error:
-            self.breaker.failed(self.clock())
-            self._away = (self.clock(), error)
-            self.saving.away(partition, error, self.breaker.state(self.clock()))
             return None, error
-        self._away = None
-        return found, None
 
     def take(self, taken: Taken, *, repaired: bool = False) -> None:
         """After this returns, the events may be delivered and will never be asked for again.

@@ -186,12 +186,7 @@ def test_an_owner_that_begins_while_the_store_is_away_goes_on_where_the_log_ends
     scene.store.away = True
     with pytest.raises(UnreachableError):
         scene.taker.begin(0)
-    calls = scene.store.calls
-    with pytest.raises(UnreachableError):
-        scene.taker.begin(1)
-    assert scene.store.calls == calls, "of many partitions that begin at once, one waits for a store that hangs"
     scene.store.away = False
-    scene.now += 6.0
     scene.taker.begin(0)
     for _ in range(3):
         scene.take(2)
@@ -204,24 +199,6 @@ def test_an_owner_that_begins_while_the_store_is_away_goes_on_where_the_log_ends
     scene.store.away = False
     scene.take(1)
     assert scene.world.checkpoints.load("shop", 0) == Checkpoint(position(9), 5, scene.taker.epoch)
-
-
-def test_a_store_that_is_away_at_a_start_keeps_its_word_of_what_was_passed_without_events() -> None:
-    """GIVEN a position that moved, without events, past the log's end WHEN the store is away while an owner begins THEN
-    that owner saves nothing older, and the next one goes on where the source was told to forget."""
-    scene = Scene(SavePolicy())
-    scene.taker.begin(0)
-    scene.take(2)
-    scene.take(0)
-    assert (scene.saved, scene.confirmed) == (3, 3)
-    scene.store.away = True
-    scene.taker = scene.owner()
-    assert scene.taker.begin(0).position == position(2)
-    scene.store.away = False
-    scene.now += 60.0
-    scene.taker.save_due([0])
-    assert scene.saved == 3
-    assert scene.taker.begin(0).position == position(3)
 
 
 def test_s9_what_waits_is_saved_when_reading_ends_within_its_time() -> None:
