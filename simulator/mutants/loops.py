@@ -21,13 +21,13 @@ _repeated = DeliveryOwner._repeated
 
 
 def _reads_on(self: SourceOwner, taker: Taker, active: Sequence[int], ends: Sequence[Wake]) -> Any:
-    ending, stopping, _lost, stepped_down = ends
-    return _read(self, taker, active, (ending, stopping, stepped_down))
+    ending, stopping, _lost, *others = ends
+    return _read(self, taker, active, (ending, stopping, *others))
 
 
 def _follows_on(self: DeliveryOwner, follower: Follower, ends: tuple[Wake, ...]) -> None:
-    ended, stopping, _lost = ends
-    _follow(self, follower, (ended, stopping))
+    ended, stopping, _lost, *others = ends
+    _follow(self, follower, (ended, stopping, *others))
 
 
 def _only_stale_is_lost(self: HeldLease) -> None:

@@ -279,17 +279,14 @@ class SourceOwner:
                 self.source.begin(partition, position)
         except EvermarkError as error:
             blamed = error.partition if error.partition is not None else WHOLE_SOURCE
-            unsure = [r.without_checkpoint for p, r in resumes.items() if blamed in {p, WHOLE_SOURCE}]
-            away = next((trouble for trouble in unsure if trouble is not None), None)
-            # Without its checkpoint a partition begins too early, which may look like a gap.
-            return {blamed: away if away is not None and isinstance(error, GapError) else error}
+            return _excused({blamed: error}, resumes)
         self.news.reading(active)
         self._log.info("reading", partitions=list(active))
         if any_set(ends):
             return {}
         plan = ReadPlan(starts, {p: r.batch for p, r in resumes.items()}, {p: r.repeats_to for p, r in resumes.items()})
         try:
-            return self.works.read(plan, taker, self._taken, ends)
+            return _excused(self.works.read(plan, taker, self._taken, ends), resumes)
         except EvermarkError as error:
             return {WHOLE_SOURCE: error}
 
@@ -355,6 +352,16 @@ class SourceOwner:
             return
         self._trouble.pop(partition, None)
         self._ending.set()
+
+
+def _excused(failed: Mapping[int, EvermarkError], resumes: Mapping[int, Resume]) -> dict[int, EvermarkError]:
+    """Without its checkpoint a partition begins too early, which may look like a gap."""
+
+    def excuse(partition: int) -> EvermarkError | None:
+        mine = [resume.without_checkpoint for p, resume in resumes.items() if partition in {p, WHOLE_SOURCE}]
+        return next((trouble for trouble in mine if trouble is not None), None)
+
+    return {p: (excuse(p) or error) if isinstance(error, GapError) else error for p, error in failed.items()}
 
 
 def _begun(taker: Taker, partition: int) -> Resume:

@@ -18,7 +18,7 @@ import pyarrow as pa
 from evermark import failpoint
 from evermark.breaker import Breaker
 from evermark.checkpoints.base import Checkpoint, CheckpointStore
-from evermark.errors import BusyError, EvermarkError, UnreachableError
+from evermark.errors import BusyError, ConflictError, EvermarkError, UnreachableError
 from evermark.ingest.resume import Resume, resume
 from evermark.ingest.saving import AWAY, CheckpointSaver, SavePolicy, SavingNews
 from evermark.log.base import Append, AppendLog, Tail
@@ -75,11 +75,13 @@ class Taker:
 
     def __post_init__(self) -> None:
         self._saver = CheckpointSaver(self._save_as, self.policy, self.breaker, self.clock, self.saving)
+        self._unsure: set[int] = set()  # partitions that began without their checkpoint
 
     def begin(self, partition: int) -> Resume:
         """Make the partition ours and find where it stands. The log is the truth; head and checkpoint follow it."""
         where = f"{self.name}/{partition}"
         self._saver.forget(partition)
+        self._unsure.discard(partition)
         # Before the tail: head and checkpoint can then not be ahead of it, even if we are no longer the owner.
         head = self.heads.load(self.name).get(partition)
         checkpoint, away = self._stored(partition)
@@ -106,6 +108,8 @@ class Taker:
                 unsaved = error
         if unsaved is not None:
             # What was passed without events after the log's end is not known, and is passed once more.
+            if away is not None:
+                self._unsure.add(partition)
             self._saver.offer(partition, begun, 0)
         self._saver.to_confirm(partition)  # its predecessor did
         return Resume(position, found.batch, found.repeats_to, away)
@@ -192,9 +196,23 @@ class Taker:
 
     def _save_as(self, partition: int, checkpoint: Checkpoint, *, repaired: bool = False) -> None:
         began = self.clock()
+        if partition in self._unsure:
+            self._require_not_older(partition, checkpoint)
         self.checkpoints.save(self.name, partition, checkpoint, repaired=repaired)
         self._saver.saved(partition, checkpoint.position, self.clock() - began)
         failpoint.hit("checkpoint.saved")
+
+    def _require_not_older(self, partition: int, checkpoint: Checkpoint) -> None:
+        """A partition that began without its checkpoint, at the log's end, must not save over one that passed more: the
+        source may have forgotten what lies between. Raises `ConflictError`: the source is let go of, and begins anew.
+        """
+        stored = self.checkpoints.list(self.name).get(partition)
+        if stored is not None and stored.batch == checkpoint.batch and stored.position != checkpoint.position:
+            raise ConflictError(
+                f"{self.name}/{partition} began while its checkpoint could not be read, which says otherwise",
+                hint="it begins anew at its checkpoint by itself",
+            )
+        self._unsure.discard(partition)
 
 
 def take_each(

@@ -9,7 +9,7 @@ import pytest
 
 from evermark.breaker import Breaker, BreakerLimits, BreakerState
 from evermark.checkpoints.base import Checkpoint
-from evermark.errors import EvermarkError, GapError, StaleError, UnreachableError
+from evermark.errors import ConflictError, EvermarkError, GapError, StaleError, UnreachableError
 from evermark.ingest.saving import MOVED_S, SavePolicy, SavingNews
 from evermark.ingest.take import Taken, Taker, take_each
 from evermark.log.base import LogFile
@@ -199,6 +199,28 @@ def test_an_owner_that_begins_while_the_store_is_away_goes_on_where_the_log_ends
     scene.store.away = False
     scene.take(1)
     assert scene.world.checkpoints.load("shop", 0) == Checkpoint(position(9), 5, scene.taker.epoch)
+
+
+def test_an_owner_that_began_without_its_checkpoint_saves_nothing_over_one_that_passed_more() -> None:
+    """GIVEN a source that was passed and confirmed beyond the log's end WHEN an owner begins while the store is away
+    THEN it saves nothing older than what is stored, and says so when the store is back; who begins then goes on there.
+    """
+    scene = Scene(SavePolicy())
+    scene.taker.begin(0)
+    scene.take(2)
+    scene.take(0)  # no events, up to 3
+    scene.now += 10.0
+    scene.taker.save_due([0])
+    assert (scene.saved, scene.confirmed) == (3, 3)
+    scene.store.away = True
+    scene.taker = scene.owner()
+    assert scene.taker.begin(0).position == position(2)
+    scene.store.away = False
+    scene.now += 10.0
+    assert isinstance(scene.taker.save_due([0])[0], ConflictError)
+    assert scene.saved == 3
+    scene.taker = scene.owner()
+    assert scene.taker.begin(0).position == position(3)
 
 
 def test_s9_what_waits_is_saved_when_reading_ends_within_its_time() -> None:
