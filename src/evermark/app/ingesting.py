@@ -12,7 +12,7 @@ from evermark.app.delivering import DeliveryRunner
 from evermark.app.inspect import newest
 from evermark.app.source_monitor import SourceMonitor
 from evermark.breaker import BreakerState
-from evermark.cluster.fence import source_lease
+from evermark.cluster.fence import alone, source_lease
 from evermark.cluster.holding import Candidate, Share
 from evermark.delivery.base import Cursor, SourcePartition
 from evermark.delivery.replay.owner import RequestDesk
@@ -96,7 +96,9 @@ class LaneWorks:
     def prepare(self) -> None:
         if self._recent is not None:
             self._recent.clear()  # the log may be another one than we left
-        torn = set_aside_torn(self._folder, self._durable_version())
+        # The owner of other partitions may be at it just now, and commit a moment later what looked torn before.
+        with alone(self.deployment.state, f"torn commits of {self.name}"):
+            torn = set_aside_torn(self._folder, self._durable_version())
         if torn:
             self._opened, self._reader = None, LogReader(self._folder)
             self._log.warning("commits that never reached the disk whole were set aside", versions=torn)

@@ -47,9 +47,8 @@ _SILENT_MAX_S = 20.0
 # How long a lane may take to be ready: a start of Spark's Python takes seconds, of a busy machine many.
 _READY_MAX_S = 120.0
 _LATE = f"was not ready within {_READY_MAX_S:g} s"
-# Without a lane, or without a word of it, for this long nothing is read or delivered: health says so.
+# Without a word of its lane for this long nothing is read or delivered: health says so.
 _STALLED_AFTER_S = 10.0
-_STARTING_MAX_S = 45.0
 # A lane that ran this long before it failed was healthy: the failure counts as a first.
 _WELL_AFTER_S = 60.0
 
@@ -103,13 +102,15 @@ class Lanes:
         from evermark.spark.session import sql_session
 
         self._context = context
+        self._works = works
         self._board = board
         self._metrics = metrics
         self._lane_s = lane_s
         self._on_taken = on_taken
         self._share: frozenset[str] | None = None
         self._on_able = on_able
-        self._able: dict[int, LaneWork] = {}  # by shard: those whose lane is ready
+        self._able: dict[str, _Submitted] = {}  # by name: lanes that are ready
+        self._telling_able = threading.Lock()
         self._lanes: dict[str, _Submitted] = {}
         self._waiting: dict[int, float] = {}  # by shard, since when its lane is not in charge
         self._runtime = Threads()
@@ -133,8 +134,8 @@ class Lanes:
             threading.Thread(target=self._run, args=(work,), name=f"lanes {work.shard}", daemon=True) for work in works
         ]
 
-    def share(self, leases: frozenset[str]) -> None:
-        """From now on these leases are to be taken, and others handed over."""
+    def share(self, leases: frozenset[str] | None) -> None:
+        """From now on these leases are to be taken, and others handed over. None: those that can be had."""
         self._share = leases
         for lane in list(self._lanes):
             self._channel.tell(lane, SHARE, leases)
@@ -159,18 +160,19 @@ class Lanes:
     def any_ended(self) -> bool:
         return not all(thread.is_alive() for thread in self._threads)
 
-    def stalled(self) -> str | None:
-        """Why a part of the work stands still, if one does."""
+    def stalled(self) -> dict[str, str]:
+        """The sources that nobody reads here just now, because of their lane, and why."""
         now = time.monotonic()
         if self._stopping.is_set():
-            return None
-        for shard, since in list(self._waiting.items()):
-            if now - since > _STARTING_MAX_S:
-                return f"lane {shard} waits for Spark to run it"
+            return {}
+        found: dict[str, str] = {}
+        for work in self._works:
+            if now - self._waiting.get(work.shard, now) > _READY_MAX_S:
+                found |= dict.fromkeys(work.sources, f"lane {work.shard} waits for Spark to run it")
         for lane in list(self._lanes.values()):
             if lane.began and lane.successor is None and now - lane.heard_at > _STALLED_AFTER_S:
-                return f"lane {lane.work.shard} is silent"
-        return None
+                found |= dict.fromkeys(lane.work.sources, f"lane {lane.work.shard} is silent")
+        return found
 
     def _run(self, work: LaneWork) -> None:
         failures = 0
@@ -274,13 +276,32 @@ class Lanes:
             lane.error = f"{type(error).__name__}: {error}"[:500]
         finally:
             del self._lanes[lane.name]
-            failed = lane.error is not None and lane.successor is None  # it could not say so itself
-            if failed:
+            if self._ended_alone(lane):  # it could not say so itself
                 self._board.deliver(here=False, shard=lane.work.shard)
             lane.ended.set()
-            if failed and not self._stopping.is_set():  # until another lane is ready, other instances do its work
-                self._able.pop(lane.work.shard, None)
-                self._on_able(list(self._able.values()))
+            self._no_longer_able(lane)
+
+    def _ended_alone(self, lane: _Submitted) -> bool:
+        """It failed, and no other lane has its work, or is about to."""
+        others = (each for each in list(self._able.values()) if each is not lane)
+        return lane.error is not None and not any(each.work.shard == lane.work.shard for each in others)
+
+    def _no_longer_able(self, lane: _Submitted) -> None:
+        """Until another lane is ready, other instances do the work of one that failed. One that ended in order has a
+        successor in a moment."""
+        with self._telling_able:
+            others = [each for each in self._able.values() if each is not lane]
+            alone = all(each.work.shard != lane.work.shard for each in others)
+            if self._able.get(lane.name) is not lane or (alone and lane.error is None):
+                return
+            del self._able[lane.name]
+            if alone:
+                self._tell_able()
+
+    def _tell_able(self) -> None:
+        """Under the lock: of two that change at once, the later one is told last."""
+        if not self._stopping.is_set():
+            self._on_able(list({each.work.shard: each.work for each in self._able.values()}.values()))
 
     # what lanes ask and tell
 
@@ -314,9 +335,12 @@ class Lanes:
                 self._channel.tell(lane.successor.name, BEGIN, *arguments)
 
     def _is_ready(self, lane: _Submitted) -> None:
-        self._able[lane.work.shard] = lane.work
-        if not self._stopping.is_set():
-            self._on_able(list(self._able.values()))
+        with self._telling_able:
+            over = [n for n, each in self._able.items() if each.ended.is_set() and each.work.shard == lane.work.shard]
+            for name in over:
+                del self._able[name]
+            self._able[lane.name] = lane
+            self._tell_able()
         self._channel.tell(lane.name, SHARE, self._share)  # it may have changed since the lane was told its work
         lane.ready.set()
         if lane.began:  # a retry of its task: the attempt before it had begun, and may have let go of some parts

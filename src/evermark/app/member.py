@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.metadata import version
 
 from evermark.cluster.assignment import assigned
@@ -13,7 +13,7 @@ from evermark.cluster.fence import deliver_lease, source_lease
 from evermark.cluster.holding import LIMITS
 from evermark.cluster.members import Member, Members, instance_name, member_of
 from evermark.cluster.postgres import LeaseRow, lease_rows
-from evermark.errors import EvermarkError
+from evermark.errors import EvermarkError, known
 from evermark.observe.logging import get_logger
 from evermark.sources.base import Source
 from evermark.state.connection import State
@@ -26,29 +26,40 @@ def leases_of(sources: Mapping[str, Source], shards: Iterable[int]) -> frozenset
     """What instances share out of these: each is done by one of them at a time."""
     mine = {deliver_lease(shard) for shard in shards}
     for name, source in sources.items():
-        mine |= {source_lease(name, partition) for partition in (source.partitions() if source.divisible() else [0])}
+        mine |= {source_lease(name, partition) for partition in _divided(source)}
     return frozenset(mine)
 
 
+def _divided(source: Source) -> Sequence[int]:
+    """If the source does not say which partitions it has, the first partition stands for all."""
+    try:
+        return source.partitions() if source.divisible() else [0]
+    except Exception:  # noqa: BLE001 - said by the reading itself
+        return [0]
+
+
 def share_of(name: str, members: Mapping[str, Member], rows: Iterable[LeaseRow]) -> frozenset[str]:
-    """The leases that an instance is to take; none while it is drained."""
-    able = {member.name: member.leases for member in members.values() if member.lives and not member.draining}
+    """The leases that an instance is to take; none while it is drained. It lives, whatever its row says."""
+    living = [member for member in members.values() if member.lives or member.name == name]
+    able = {member.name: member.leases for member in living if not member.draining}
     owners = {row.name: member_of(row.holder) for row in rows if row.held and row.holder is not None}
     return frozenset(lease for lease, instance in assigned(able, owners).items() if instance == name)
 
 
 class Membership:
-    """One thread, until stopped. While State does not answer, the share stays as it was."""
+    """One thread, until stopped. While State does not answer, the share stays as it was; where it is not known, it is
+    all: leases are asked for then, and say why there are none.
+    """
 
     def __init__(self, state: State, holder: Holder) -> None:
         self._state, self._holder = state, holder
         self._leases: frozenset[str] = frozenset()  # that it can take just now
         self._members = Members(state)
         self.name = instance_name(holder)
-        self.share: frozenset[str] = frozenset()
+        self.share: frozenset[str] | None = None  # not known yet
         self._found: frozenset[str] = frozenset()  # the share by the last look
         self._others = 0  # instances that live
-        self._on_share: Callable[[frozenset[str]], None] = lambda _: None
+        self._on_share: Callable[[frozenset[str] | None], None] = lambda _: None
         self._lock = threading.Lock()
         self._looking = threading.RLock()
         self._stopping = threading.Event()
@@ -69,9 +80,10 @@ class Membership:
             if leases != self._leases:
                 self._leases = leases
                 self._beat()
-                self._look()
+                if not self._look():
+                    self._tell_share(None)
 
-    def tell(self, on_share: Callable[[frozenset[str]], None]) -> None:
+    def tell(self, on_share: Callable[[frozenset[str] | None], None]) -> None:
         """Who is told of the share, now and whenever it changes."""
         with self._lock:
             self._on_share = on_share
@@ -107,20 +119,25 @@ class Membership:
             self._log.info("this instance is drained: everything is handed over")
         found = share_of(self.name, members, lease_rows(self._state).values())
         self._others = sum(member.lives for name, member in members.items() if name != self.name)
+        # What is to be handed over is kept for one more look: by then the others know, and wait for it.
+        share = found | ((self.share or frozenset()) & self._found)
+        self._found = found
+        self._tell_share(share)
+
+    def _tell_share(self, share: frozenset[str] | None) -> None:
         with self._lock:
-            # What is to be handed over is kept for one more look: by then the others know, and wait for it.
-            share = found | (self.share & self._found)
-            self._found = found
             if share != self.share:
-                can = len(self._leases)
-                self._log.info("share of the work", leases=sorted(share), of=can, other_instances=self._others)
+                if share is not None:
+                    can = len(self._leases)
+                    self._log.info("share of the work", leases=sorted(share), of=can, other_instances=self._others)
                 self.share = share
                 self._on_share(share)
 
     def _tried(self, step: Callable[[], None]) -> bool:
         try:
             step()
-        except EvermarkError as error:
+        except Exception as found:  # noqa: BLE001 - without this thread nobody would hear of this instance any more
+            error = known(found)
             if error.message != self._said:
                 self._log.warning("the instances cannot be looked at; what is owned stays so", error=error)
             self._said = error.message

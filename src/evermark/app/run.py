@@ -84,6 +84,7 @@ class Pipeline:
         self._on_taken: Callable[[], None] = lambda: None
         self._engine: Engine | None = None
         self._membership: Membership | None = None
+        self._leaving: threading.Thread | None = None
         self._refuse_requests: Callable[[], None] = lambda: None
 
     @classmethod
@@ -295,14 +296,20 @@ class Pipeline:
     def _able(self, works: Sequence[LaneWork]) -> None:
         """Lanes for these works are ready: other instances may count on it."""
         if self._membership is not None:
+            if self._leaving is not None:
+                self._leaving.join()  # of the Spark before this one
             leases = [leases_of({n: w.parts.sources[n] for n in w.sources}, [w.shard]) for w in works]
             self._membership.able(frozenset().union(*leases))
 
     def _leave(self) -> None:
-        """Others take what is let go of from here on; the lanes are told to stop, not that their share is nothing."""
+        """Others take what is let go of from here on; the lanes are told to stop, not that their share is nothing. In a
+        thread: State may not answer, and stopping does not wait for it.
+        """
         if self._membership is not None:
             self._membership.tell(lambda _: None)
-        self._able([])
+            able = self._membership.able
+            self._leaving = threading.Thread(target=lambda: able(frozenset()), name="leaving", daemon=True)
+            self._leaving.start()
 
     def _match(self, place: SourcePartition, piece: LogPiece, wish: Wish) -> set[tuple[int, str]]:
         """Which events of a piece match, for the live tail, where only Spark can say."""
@@ -315,9 +322,13 @@ class Pipeline:
 
     def _watch(self, engine: Engine, lanes: Lanes) -> str | None:
         """None when told to stop; when Spark or a thread that must not end has ended, returns why."""
+        before: Mapping[str, str] = {}
         while not self._stopping.wait(_LOOK_EVERY_S):
             trouble = engine.trouble() or self._dead_thread
-            self._say_stalled(_NO_EXECUTOR if engine.idle() else lanes.stalled())
+            names = self.config.sources.keys() | self._given.keys()
+            stalled = dict.fromkeys(names, _NO_EXECUTOR) if engine.idle() else lanes.stalled()
+            self._say_stalled({name: why for name, why in stalled.items() if name in before})
+            before = stalled  # one look proves nothing on a busy machine
             if trouble is None and lanes.any_ended():
                 trouble = "the thread of a lane ended"
             if trouble is not None:
@@ -325,13 +336,14 @@ class Pipeline:
                 return trouble
         return None
 
-    def _say_stalled(self, reason: str | None) -> None:
-        if reason != self.board.stalled:
-            self.board.stalled = reason
-            if reason is None:
-                self._log.info("Spark runs the lanes again")
+    def _say_stalled(self, stalled: Mapping[str, str]) -> None:
+        if stalled != self.board.stalled:
+            self.board.stalled = stalled
+            if stalled:
+                reasons = ", ".join(sorted(set(stalled.values())))
+                self._log.warning("sources are not read", sources=sorted(stalled), reason=reasons)
             else:
-                self._log.warning("nothing is read or delivered", reason=reason)
+                self._log.info("Spark runs the lanes again")
 
     def _let_go(self, lanes: Lanes, trouble: str) -> None:
         """The lanes ended with their JVM, and with them their leases. Raises when a thread of ours does not end."""

@@ -97,8 +97,9 @@ def _acquired(deployment: Deployment, name: str) -> list[Lease] | None:
 
 
 def own_lease(deployment: Deployment, source: str, partition: int) -> str:
-    """The lease of a partition: that of its source, unless the source is divided."""
-    return source_lease(source, partition if deployment.sources[source].divisible() else 0)
+    """The lease of a partition: that of its source, until an instance has divided the source."""
+    own = source_lease(source, partition)
+    return own if own in lease_rows(deployment.state) else source_lease(source)
 
 
 def as_holder(deployment: Deployment, name: str, step: Callable[[int], T]) -> T:

@@ -45,7 +45,8 @@ class LeaseStore(Protocol):
 
     def divide(self, first: str, others: Sequence[str], holder: Holder) -> bool:
         """Give each of `others` a lease of its own, where until now the lease `first` was for them, too. False: another
-        holder has it, so this has to wait. Once they are divided, this only looks.
+        holder has it, so this has to wait. Once some are divided, those that have come since get theirs at once: who
+        holds `first` does not write to them.
         """
 
     def renew(self, lease: Lease, ttl_s: float) -> None:

@@ -53,6 +53,14 @@ def fenced(state: State, lease: str, epoch: int, own: str | None = None) -> Iter
         yield conn
 
 
+@contextmanager
+def alone(state: State, work: str) -> Iterator[None]:
+    """One process at a time does this work, whichever partitions it owns."""
+    with state.transaction() as conn:
+        conn.execute("select pg_advisory_xact_lock(hashtextextended(%s, 0))", (f"{state.schema}:{work}",))
+        yield
+
+
 def stale(lease: str, epoch: int) -> StaleError:
     return StaleError(
         f"lease {lease!r}: epoch {epoch} no longer holds it",

@@ -56,10 +56,13 @@ class MemoryLeases:
                 return True
             now = self._clock()
             held = self._held.get(first)
-            if epoch_for(held, holder, now, self._is_gone) is None:
+            is_divided = len(missing) < len(others)
+            if not is_divided and epoch_for(held, holder, now, self._is_gone) is None:
                 return False
             epoch = 1 if held is None else held.epoch + 1
-            self._held.update((name, Held(None, epoch, now)) for name in (first, *missing))
+            self._held.update((name, Held(None, epoch, now)) for name in missing)
+            if not is_divided:
+                self._held[first] = Held(None, epoch, now)
             return True
 
     def renew(self, lease: Lease, ttl_s: float) -> None:

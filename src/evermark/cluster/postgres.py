@@ -116,11 +116,12 @@ class PostgresLeases:
                 return True
             conn.execute(_BEGIN, (first,))
             held, now = _locked(conn, first)
-            if epoch_for(held, holder, now, self._is_gone) is None:
+            if not there and epoch_for(held, holder, now, self._is_gone) is None:
                 return False
             epoch = held.epoch + 1  # whoever had the lease for all of them can write to none of them
             conn.execute(_DIVIDE, {"missing": missing, "epoch": epoch})
-            conn.execute(_RAISE, (epoch, first))
+            if not there:
+                conn.execute(_RAISE, (epoch, first))
             return True
 
     def renew(self, lease: Lease, ttl_s: float) -> None:

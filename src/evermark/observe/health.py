@@ -93,7 +93,8 @@ def stalled(report: PartitionReport, reason: str | None) -> PartitionReport:
 
 
 _STALLED_HINT = (
-    "it goes on by itself when Spark has executors with free cores: see the master's page, and docs/cluster.md"
+    "it goes on by itself when Spark runs its lane again; spark.log in the data folder, and on a cluster its master's"
+    " page, say what it waits for (docs/cluster.md)"
 )
 
 
@@ -136,7 +137,7 @@ class HealthBoard:
         self.replays: Mapping[str, tuple[datetime, datetime]] = {}  # which windows are replayed just now, by source
         self.copies: Sequence[FailingCopy] = ()
         self.is_stopping = False
-        self.stalled: str | None = None  # why nothing is read here though Spark runs: its cluster has no room, …
+        self.stalled: Mapping[str, str] = {}  # by source: why it is not read though Spark runs: no room for a lane, …
         self.stores_away: dict[str, tuple[str, str]] = {}  # by source: why its checkpoints cannot be saved, and a hint
         self.delivery = LiveGroupReport()
         self._shards: dict[int, tuple[bool, bool]] = {}
@@ -250,7 +251,9 @@ class HealthBoard:
                 taken = sum(events for _, events in self._batches.get(place, ()))
                 found[place] = replace(report, events_per_s=taken / RATE_OVER_S)
         return {
-            f"{source}/{partition}": judged(stalled(report, self.stalled), partition, answers.get(source), now)
+            f"{source}/{partition}": judged(
+                stalled(report, self.stalled.get(source)), partition, answers.get(source), now
+            )
             for (source, partition), report in found.items()
         }
 

@@ -66,7 +66,7 @@ class Channel:
             return False
         with sending:  # of this lane alone: one that does not listen holds up no other
             try:
-                connection.send(order)
+                _send(connection, order)
             except _GONE:
                 return False
         return True
@@ -131,7 +131,7 @@ class Channel:
                 answer = (False, error)
             except Exception as error:  # noqa: BLE001 - said at the other end
                 answer = (False, EngineError(f"{name}: {type(error).__name__}: {error}"[:1000]))
-            connection.send(answer)
+            _send(connection, answer)
 
     def _listen(self, connection: Connection[Any, Any], lane: str) -> None:
         with self._lock:
@@ -168,7 +168,7 @@ class LaneEnd:
             connection = getattr(self._calls, "connection", None)
             if connection is None:
                 connection = self._calls.connection = self._connected(_CALLS, name)
-            connection.send((name, arguments))
+            _send(connection, (name, arguments))
             succeeded, answer = connection.recv()
         except _GONE as error:
             raise UnreachableError("the driver of this lane is gone", hint="the lane ends") from error
@@ -218,7 +218,7 @@ class LaneEnd:
                     news.append(self._news.get_nowait())
             ends = None in news
             with suppress(*_GONE):  # the driver is gone: noticed by the thread that receives
-                self._lane.send([one for one in news if one is not None])
+                _send(self._lane, [one for one in news if one is not None])
 
     def _receive(self) -> None:
         while True:
@@ -229,6 +229,16 @@ class LaneEnd:
                     self._on_order(None)
                 return
             self._on_order(order)
+
+
+def _send(connection: Connection[Any, Any], said: Any) -> None:
+    """Raises `OSError` when another thread has just closed the connection, whatever Python calls that."""
+    try:
+        connection.send(said)
+    except TypeError as error:
+        if connection.closed:
+            raise OSError("the connection is closed") from error
+        raise
 
 
 def _notice_silence(connection: Connection[Any, Any]) -> None:

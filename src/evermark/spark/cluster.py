@@ -35,6 +35,7 @@ _TOLD = (
     "AWS_DEFAULT_REGION",
     "AWS_ENDPOINT_URL",
 )
+_AWS_KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
 _HOST_OF_MASTER = re.compile(r"(?:k8s://)?(?:spark|https?)://(\[[^\]]+\]|[^:/,\[\]]+)")
 _VERSION = re.compile(rb"""__version__[^=]*=\s*["']([^"']+)""")
 
@@ -101,8 +102,9 @@ def cluster_settings(
 
 def unsealed_here(environ: MutableMapping[str, str] | None = None) -> str | None:
     """In a Python process of an executor: what the driver sealed is put into the environment, for this process and the
-    workers it forks. A variable that is there already is this machine's own, and stays. Returns why this machine
-    cannot run tasks; None when it can, and where nothing was sealed: tasks run beside the driver.
+    workers it forks. Where a variable that is not Evermark's is there already, it is this machine's own, and stays.
+    Returns why this machine cannot run tasks; None when it can, and where nothing was sealed: tasks run beside the
+    driver.
     """
     given = os.environ if environ is None else environ
     sealed = given.get(_SEALED)
@@ -113,8 +115,10 @@ def unsealed_here(environ: MutableMapping[str, str] | None = None) -> str | None
         told = json.loads(SecretBox(KeyRef(kind, name)).open(sealed))
     except EvermarkError as error:
         return f"{error.message}, on the executor at {socket.gethostname()} ({error.hint})"
+    own_keys = any(name in given for name in _AWS_KEYS)  # the three belong together
     for key, value in told.items():
-        given.setdefault(key, value)
+        if key.startswith("EVERMARK_") or not (key in given or (own_keys and key in _AWS_KEYS)):
+            given[key] = value
     return None
 
 

@@ -33,8 +33,8 @@ class Thread:
     def any_ended(self) -> bool:
         return self.ended
 
-    def stalled(self) -> str | None:
-        return None
+    def stalled(self) -> dict[str, str]:
+        return {}
 
 
 class Spark:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from types import SimpleNamespace
 from typing import Any, cast
@@ -22,7 +23,7 @@ def lanes(monkeypatch: pytest.MonkeyPatch, cancelled: list[str]) -> Any:
     found: Any = object.__new__(Lanes)
     found._runtime, found._lanes, found._context, found._waiting = Threads(), {}, None, {}
     found._share = frozenset({"deliver"})
-    found._able, found._on_able = {}, lambda _: None
+    found._able, found._on_able, found._telling_able = {}, lambda _: None, threading.Lock()
     found._stopping = found._runtime.wake()
     monkeypatch.setattr(Lanes, "_job", lambda _self, _lane: None)
     monkeypatch.setattr("evermark.spark.job.cancel_long_task", lambda _spark, name: cancelled.append(name))
@@ -97,16 +98,44 @@ def test_a_lane_that_nobody_runs_or_that_is_silent_is_said(monkeypatch: pytest.M
     """GIVEN a lane that Spark does not begin, and one that said nothing for a while THEN the work stands still; a lane
     that has just been submitted, or has just spoken, is no trouble."""
     found = lanes(monkeypatch, [])
+    found._works = [SimpleNamespace(sources=("shop",), shard=0), SimpleNamespace(sources=("chat",), shard=3)]
     found._waiting[0] = time.monotonic()
-    assert found.stalled() is None
-    found._waiting[0] -= lanes_module._STARTING_MAX_S + 1
-    assert found.stalled() == "lane 0 waits for Spark to run it"
+    assert found.stalled() == {}
+    found._waiting[0] -= lanes_module._READY_MAX_S + 1
+    assert found.stalled() == {"shop": "lane 0 waits for Spark to run it"}, "the others are read"
     found._waiting.clear()
-    lane = found._submit(cast("Any", SimpleNamespace(sources=(), shard=3)))
+    lane = found._submit(found._works[1])
     lane.began = lane.heard_at = time.monotonic()
-    assert found.stalled() is None
+    assert found.stalled() == {}
     lane.heard_at -= lanes_module._STALLED_AFTER_S + 1
-    assert found.stalled() == "lane 3 is silent"
+    assert found.stalled() == {"chat": "lane 3 is silent"}
+
+
+def test_a_next_lane_that_fails_takes_no_work_from_the_one_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """GIVEN a lane at work and one that is to follow it WHEN the latter fails, before it is ready or after THEN this
+    instance can do the work as before; WHEN the lane at work fails, too THEN it cannot, until another is ready."""
+    found, told = lanes(monkeypatch, []), []
+    found._on_able = lambda works: told.append([work.shard for work in works])
+    found._channel = SimpleNamespace(tell=lambda *_: None)
+    found._board = SimpleNamespace(deliver=lambda **_: None)
+    work = cast("Any", SimpleNamespace(sources=("shop",), shard=0))
+
+    def fails(lane: Any) -> None:
+        lane.error = "no room"
+        lane.ended.set()
+        found._no_longer_able(lane)
+
+    at_work = found._submit(work)
+    found._is_ready(at_work)
+    fails(found._submit(work))
+    following = found._submit(work)
+    found._is_ready(following)
+    fails(following)
+    assert told == [[0], [0]] and not found._ended_alone(following)
+    fails(at_work)
+    assert told[2:] == [[]] and found._ended_alone(at_work)
+    found._is_ready(found._submit(work))
+    assert told[3:] == [[0]]
 
 
 def test_the_cores_of_a_cluster_are_shared_by_the_work_of_its_lanes() -> None:

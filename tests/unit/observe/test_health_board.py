@@ -286,10 +286,12 @@ def test_while_no_lane_runs_nothing_is_healthy() -> None:
     board = HealthBoard()
     board.put("shop", 0, PartitionHealth.HEALTHY)
     board.put("shop", 1, PartitionHealth.STANDBY)
-    board.stalled = "Spark has no executor"
+    board.put("chat", 0, PartitionHealth.HEALTHY)
+    board.stalled = {"shop": "Spark has no executor"}
     found = board.partitions()
     assert (found["shop/0"].state, found["shop/0"].reason) == (PartitionHealth.STALE, "Spark has no executor")
     assert found["shop/1"].state is PartitionHealth.STANDBY
-    assert overall(found) == "unhealthy"
-    board.stalled = None
+    assert found["chat/0"].state is PartitionHealth.HEALTHY
+    assert overall(found) == "degraded"
+    board.stalled = {}
     assert overall(board.partitions()) == "healthy"
