@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from evermark.app.member import leases_of, share_of
+from evermark.app.member import Membership, leases_of, share_of
 from evermark.cluster.base import Holder
 from evermark.cluster.fence import deliver_lease, source_lease
 from evermark.cluster.members import Members, instance_name
 from evermark.cluster.postgres import PostgresLeases, lease_rows
-from evermark.errors import NotFoundError, StaleError
+from evermark.errors import NotFoundError, StaleError, UnreachableError
 from evermark.log.head import Head, PostgresHeads
 from evermark.state.connection import State
 from evermark.testing.number_files import NumberFiles
@@ -91,6 +91,34 @@ def test_a_stale_owner_of_one_partition_writes_nothing_to_it(state: State) -> No
         heads.move("numbers", 1, Head(2, first.epoch, "2", 3))
     with pytest.raises(StaleError):
         heads.move("numbers", 2, Head(1, first.epoch, "1", 3))
+
+
+def test_a_share_that_cannot_be_looked_up_is_all(state: State, monkeypatch: pytest.MonkeyPatch) -> None:
+    """GIVEN a State that is away when the lanes are ready THEN all leases are asked for, and say why there are none:
+    nobody is told that another instance has them. WHEN it is back THEN the share is known."""
+    membership, told = Membership(state, A), list[frozenset[str] | None]()
+    membership.tell(told.append)
+    with monkeypatch.context() as away:
+        away.setattr(Members, "all", _unreachable)
+        membership.able(frozenset(LEASES))
+        assert told == [None]
+    membership.able(frozenset(LEASES[:2]))
+    assert told[-1] == frozenset(LEASES[:2])
+    with monkeypatch.context() as away:
+        away.setattr(Members, "all", _unreachable)
+        membership.able(frozenset(LEASES))
+    assert told[-1] is None
+
+
+def _unreachable(_: Members) -> None:
+    raise UnreachableError("State does not answer")
+
+
+def test_an_instance_that_cannot_say_that_it_lives_keeps_its_share(state: State) -> None:
+    """GIVEN an instance whose row is old WHEN it looks THEN it lives: it looks."""
+    _members(state).beat(A, "1", LEASES)
+    silent = _members(state, ttl_s=0.0).all()
+    assert share_of(instance_name(A), silent, []) == frozenset(LEASES)
 
 
 def test_a_source_is_shared_by_partitions_only_if_it_says_so(tmp_path: object) -> None:

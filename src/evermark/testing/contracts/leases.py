@@ -168,6 +168,16 @@ class LeaseContract:
         assert leases.divide("source:a", ["source:a:1"], holder("c"))  # a look, though another has one of them
         leases.require(part)
 
+    def test_a_part_that_comes_later_gets_a_lease_though_others_hold_theirs(self, leases: LeaseStore) -> None:
+        """An instance with a newer file does not wait for those with the older one, and takes nothing from them."""
+        assert leases.divide("source:a", ["source:a:1"], holder("a"))
+        held = leases.acquire_all(["source:a", "source:a:1"], holder("a"), TTL_S)
+        assert leases.divide("source:a", ["source:a:1", "source:a:2"], holder("b"))
+        (later,) = leases.acquire_all(["source:a", "source:a:1", "source:a:2"], holder("b"), TTL_S)
+        assert later.name == "source:a:2" and later.epoch > held[0].epoch
+        for lease in held:
+            leases.require(lease)
+
     def test_of_many_at_once_one_wins(self, leases: LeaseStore) -> None:
         """A race for a free lease has exactly one winner."""
         won: list[Lease] = []
