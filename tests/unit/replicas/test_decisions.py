@@ -175,6 +175,10 @@ def test_keys_of_several_columns_come_apart_again(texts: list[str]) -> None:
         (Kind.BYTES, "00FF", "00ff"),
         (Kind.NUMERIC, "1.500", "1.5"),
         (Kind.NUMERIC, "-0", "0"),
+        (Kind.NUMERIC, "-1200", "-1200"),
+        (Kind.NUMERIC, "1e3", "1000"),
+        (Kind.NUMERIC, f"{'7' * 31}.00", "7" * 31),
+        (Kind.NUMERIC, f"-{'1' * 30}.{'2' * 30}0", f"-{'1' * 30}.{'2' * 30}"),
         (Kind.TEXT, " x ", " x "),
     ],
 )
