@@ -150,8 +150,8 @@ class Replica:
         self._check_open(table)
         newest = self._snapshots.newest(table)
         if newest is not None and self._now_ms() - newest.made_ms < self.limits.snapshot_age_ms:
-            floors = self.store.floors(table)
-            is_usable = all(newest.held.get(o, NOTHING).contiguous >= floor for o, floor in floors.items())
+            held, floors = union(newest.held, self.store.lost(table)), self.store.floors(table)
+            is_usable = all(held.get(o, NOTHING).contiguous >= floor for o, floor in floors.items())
             if is_usable and newest.form == self.store.tables()[table].as_json():
                 return newest
         made = self._snapshots.make(self.store, table, self._now_ms())

@@ -293,6 +293,8 @@ def test_r9_numbers_are_given_up_only_when_no_member_may_have_them() -> None:
     fine, none = _member("c", mine), frozenset[str]()
     assert may_give_up("t", me, old, gap, mine, [fine], none) == gap
     assert may_give_up("t", me, old, Ranges.through(12), mine, [_member("c", {})], none) == gap
+    assert may_give_up("t", me, old, Ranges(((6, 10**12),)), mine, [_member("c", {})], none) == gap
+    assert not may_give_up("t", me, "x.000000000001bbbbbbbb", gap, mine, [fine], none)
     has = _member("d", {old: Ranges.of([7])})
     for member in (_member("d", None), has, _member("b", mine, old)):
         with pytest.raises(ConflictError, match=member.name):
