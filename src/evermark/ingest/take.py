@@ -142,6 +142,7 @@ class Taker:
         if taken.controls != 0:
             self.on_controls(taken.partition, taken.batch - 1, taken.batch)
         if saved:
+            self._unsure.discard(taken.partition)  # what is stored is what it says itself
             self._saver.saved(taken.partition, taken.end, self.clock() - began)
             failpoint.hit("checkpoint.saved")
         else:

@@ -127,7 +127,9 @@ def may_give_up(
             raise ConflictError(f"{table}: {member.name} writes under {origin}, and has its events", hint=evict)
         if wanted - member.said.held[table].get(origin, NOTHING) != wanted:
             raise ConflictError(f"{table}: {member.name} holds some of these events of {origin}", hint=evict)
-    return wanted - mine.get(origin, NOTHING)
+    # Only what is a gap already: a number above all that are here may still be written by somebody.
+    missing = mine.get(origin, NOTHING).missing
+    return missing - (missing - wanted)
 
 
 def floors(

@@ -208,8 +208,9 @@ class PostgresStore(SqlStore):
         return Table(table, kinds, tuple(key))
 
     def _column_rows(self, table: str) -> list[tuple[Any, ...]]:
+        # Types without their lengths: a cast to varchar(3) cuts in silence, an assignment refuses what is longer.
         return self._all(
-            "select a.attname, t.typname, format_type(a.atttypid, a.atttypmod), a.attgenerated <> '', "
+            "select a.attname, t.typname, format_type(a.atttypid, -1), a.attgenerated <> '', "
             "array_position(i.indkey::int2[], a.attnum) + 1 from pg_attribute a "
             "join pg_type t on t.oid = a.atttypid "
             "left join pg_index i on i.indrelid = a.attrelid and i.indisprimary "

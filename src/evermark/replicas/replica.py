@@ -114,10 +114,13 @@ class Replica:
     # Answers.
 
     def hello(self) -> Hello:
-        if not self.store.is_noted():
-            # Others collect what this node says it holds: a backup that holds less must be found out.
-            self._patiently(lambda: self._note(self))
         said = self.store.said()
+        if not self.store.is_noted():
+            # Others collect what this node says it holds: a backup that holds less must be found out. So what is said
+            # is read first: users write meanwhile.
+            self._patiently(lambda: self._note(self))
+            if self.store.identity()[0] != said.origin:
+                return self.hello()  # it was a backup, and goes on as another
         known = {name: each.said for name, each in self.store.members().items() if each.said is not None}
         return Hello(self.name, self._protocol, self._now_ms(), self.store.tables(), said, known)
 
@@ -150,8 +153,8 @@ class Replica:
         self._check_open(table)
         newest = self._snapshots.newest(table)
         if newest is not None and self._now_ms() - newest.made_ms < self.limits.snapshot_age_ms:
-            floors = self.store.floors(table)
-            is_usable = all(newest.held.get(o, NOTHING).contiguous >= floor for o, floor in floors.items())
+            held, floors = union(newest.held, self.store.lost(table)), self.store.floors(table)
+            is_usable = all(held.get(o, NOTHING).contiguous >= floor for o, floor in floors.items())
             if is_usable and newest.form == self.store.tables()[table].as_json():
                 return newest
         made = self._snapshots.make(self.store, table, self._now_ms())

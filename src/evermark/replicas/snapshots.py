@@ -14,7 +14,7 @@ import os
 import shutil
 import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -38,7 +38,7 @@ class Snapshots:
     the one before it."""
 
     def __init__(self, folder: Path, chunk_rows: int = CHUNK_ROWS) -> None:
-        self._folder, self._chunk_rows = folder, chunk_rows
+        self.folder, self._chunk_rows = folder, chunk_rows
 
     def make(self, store: ReplicaStore, table: str, now_ms: int) -> Manifest:
         """One consistent cut, under writes; bounded memory. `BusyError` while another is being made of the table."""
@@ -48,8 +48,8 @@ class Snapshots:
     @contextmanager
     def _making(self, table: str) -> Iterator[None]:
         """A peer that waited in vain for a large snapshot asks again: that must not begin another one beside it."""
-        self._folder.mkdir(parents=True, exist_ok=True)
-        with open(self._folder / f".making.{table}", "a") as file:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with open(self.folder / f".making.{table}", "a") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -58,7 +58,7 @@ class Snapshots:
 
     def _made(self, store: ReplicaStore, table: str, now_ms: int) -> Manifest:
         name = f"{table}-{now_ms:013d}-{uuid.uuid4().hex[:8]}"
-        draft = self._folder / f".{name}"
+        draft = self.folder / f".{name}"
         draft.mkdir(parents=True)
         try:
             chunks: list[Chunk] = []
@@ -71,33 +71,39 @@ class Snapshots:
             manifest = Manifest(name, table, form, cut.held, cut.clock, now_ms, tuple(chunks))
             manifest = replace(manifest, digest=whole_digest(manifest))
             write_whole(draft / _MANIFEST, json.dumps(manifest.as_json()))
-            draft.rename(self._folder / name)
-            sync_folder(self._folder)
+            draft.rename(self.folder / name)
+            sync_folder(self.folder)
         except BaseException:
             shutil.rmtree(draft, ignore_errors=True)
             raise
-        for old in self._of(table)[:-2]:
-            shutil.rmtree(old, ignore_errors=True)
+        kept = self._of(table)[-2:]
+        for old in self.folder.glob(f"{table}-*"):  # those of another format as well
+            if old not in kept:
+                shutil.rmtree(old, ignore_errors=True)
         return manifest
 
     def newest(self, table: str) -> Manifest | None:
-        found = self._of(table)
-        return None if not found else Manifest.from_json(json.loads((found[-1] / _MANIFEST).read_text()))
+        found = [manifest for manifest in self.list() if manifest.table == table]
+        return max(found, key=lambda manifest: manifest.id, default=None)
 
     def list(self) -> list[Manifest]:
-        found = sorted(path for path in self._folder.glob("[!.]*") if (path / _MANIFEST).exists())
-        return [Manifest.from_json(json.loads((path / _MANIFEST).read_text())) for path in found]
+        """Those that this version can give: what another version left is none, and goes with the next that is made."""
+        found: list[Manifest] = []
+        for path in sorted(self.folder.glob(f"[!.]*/{_MANIFEST}")):
+            with suppress(FormatError):
+                found.append(Manifest.from_json(json.loads(path.read_text())))
+        return found
 
     def chunk(self, snapshot: str, number: int) -> bytes:
-        path = self._folder / snapshot / _file(number)
-        if path.parent.parent != self._folder or snapshot.startswith(".") or not path.is_file():
+        path = self.folder / snapshot / _file(number)
+        if path.parent.parent != self.folder or snapshot.startswith(".") or not path.is_file():
             raise NotFoundError(f"there is no chunk {number} of {snapshot[:120]!r}", hint="ask for a new snapshot")
         return path.read_bytes()
 
     def missing(self, peer: str, manifest: Manifest) -> Sequence[int]:
         """The chunks of a peer's snapshot that are still to be taken. What was taken of another one is thrown away."""
         folder = self._taken(peer, manifest)
-        for old in self._folder.glob(f".taken.{peer}.{manifest.table}.*"):
+        for old in self.folder.glob(f".taken.{peer}.{manifest.table}.*"):
             if old != folder:
                 shutil.rmtree(old, ignore_errors=True)
         folder.mkdir(parents=True, exist_ok=True)
@@ -123,18 +129,24 @@ class Snapshots:
                     f"{table.name}: chunk {number} of the snapshot {manifest.id} was thrown away meanwhile",
                     hint="another process of this node syncs with the same peer: it is tried again",
                 ) from None
-            yield decoded(table, manifest, number, data)
+            try:
+                rows = decoded(table, manifest, number, data)
+            except FormatError:
+                if not _is_undamaged(manifest, number, data):
+                    (folder / _file(number)).unlink(missing_ok=True)  # by this disk: it is asked for again
+                raise
+            yield rows
 
     def done_with(self, peer: str, manifest: Manifest) -> None:
         shutil.rmtree(self._taken(peer, manifest), ignore_errors=True)
 
     def _taken(self, peer: str, manifest: Manifest) -> Path:
         # By its digest, which was checked: what a peer calls its snapshot is no name for a folder.
-        return self._folder / f".taken.{peer}.{manifest.table}.{manifest.digest}"
+        return self.folder / f".taken.{peer}.{manifest.table}.{manifest.digest}"
 
     def _of(self, table: str) -> Sequence[Path]:
         found = [manifest.id for manifest in self.list() if manifest.table == table]
-        return [self._folder / name for name in sorted(found)]
+        return [self.folder / name for name in sorted(found)]
 
 
 def _file(number: int) -> str:
@@ -167,10 +179,14 @@ def decoded(table: Table, manifest: Manifest, number: int, data: bytes) -> pa.Ta
 
 
 def _undamaged(manifest: Manifest, number: int, data: bytes) -> Chunk:
-    wanted = manifest.chunks[number]
-    if len(data) != wanted.size or hashlib.sha256(data).hexdigest() != wanted.digest:
+    if not _is_undamaged(manifest, number, data):
         raise FormatError(f"chunk {number} of the snapshot {manifest.id} is damaged", hint="it is asked for again")
-    return wanted
+    return manifest.chunks[number]
+
+
+def _is_undamaged(manifest: Manifest, number: int, data: bytes) -> bool:
+    wanted = manifest.chunks[number]
+    return len(data) == wanted.size and hashlib.sha256(data).hexdigest() == wanted.digest
 
 
 def whole_digest(manifest: Manifest) -> str:

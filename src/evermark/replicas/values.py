@@ -198,7 +198,10 @@ def _numeric(text: str) -> str:
         raise ValueError("a number is not finite")
     if abs(number.adjusted()) > 1000:
         raise ValueError("a number is too large, or too small")
-    return format(number.normalize(), "f") if number else "0"
+    if not number:
+        return "0"
+    written = format(number, "f")  # every digit: arithmetic, as `normalize` does it, would round to 28
+    return written.rstrip("0").rstrip(".") if "." in written else written
 
 
 _CANONICAL: Mapping[Kind, Callable[[str], str]] = {

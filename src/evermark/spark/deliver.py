@@ -104,12 +104,12 @@ class SparkDeliverer(SparkReplays):
         if not mine:
             return fold(assignments, [])
         here = not any(assignment.spec.where for assignment in mine)
-        posting = Posting(tuple(mine), self._box, options, self._share_rates)
+        posting = self._posting(mine, options)
         spans = ", ".join(f"{span.after + 1} to {span.to}" for span, _ in by_span(mine)[:3])
         failed = f"delivery of batches {spans} failed"
         if here:
             parts = shared_by_name(mine, self._tasks_max())
-            apart = PostApart(tuple(PostHere(Posting(part, self._box, options)) for part in parts))
+            apart = PostApart(tuple(PostHere(self._posting(part, options)) for part in parts))
             rows = run_tasks(self._context, len(parts), apart, failed)
             return timed(fold(assignments, _results(mine, rows)))
         try:
@@ -117,6 +117,9 @@ class SparkDeliverer(SparkReplays):
         except Exception as error:
             raise engine_error(failed, error) from error
         return timed(fold(assignments, _results(mine, (json.loads(row[0]) for row in found))))
+
+    def _posting(self, assignments: Sequence[Assignment], options: DeliveryOptions) -> Posting:
+        return Posting(tuple(assignments), self._box, options, self._share_rates)
 
     def _tasks_max(self) -> int:
         """Half of the cores that a cluster has given; one on a single machine, whose cores tasks would only share."""

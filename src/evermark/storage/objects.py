@@ -11,6 +11,7 @@ import io
 import os
 import re
 import tempfile
+import threading
 from collections.abc import Callable, Hashable
 from contextlib import suppress
 from datetime import timedelta
@@ -49,6 +50,7 @@ class ObjectStore:
     def __init__(self, root: str, access: Access) -> None:
         self._root, self._access = root, access
         self._library = _library()
+        self._replacing = threading.Lock()
         self._keys = access.credentials()
         self._store = _opened(root, access)
 
@@ -168,13 +170,16 @@ class ObjectStore:
 
     def _ask(self, place: Place, ask: Callable[[str], T]) -> T:
         """Keys that were replaced where they are kept are used from the first refusal of the old ones on."""
+        used = self._keys
         try:
             return self._asked(place, ask)
         except DeniedError:
-            keys = self._access.credentials()
-            if keys == self._keys:
-                raise
-            self._keys, self._store = keys, _opened(self._root, self._access)
+            with self._replacing:
+                if self._keys == used:  # no other thread has replaced them meanwhile
+                    keys = self._access.credentials()
+                    if keys == used:
+                        raise
+                    self._store, self._keys = _opened(self._root, self._access), keys
             return self._asked(place, ask)
 
     def _asked(self, place: Place, ask: Callable[[str], T]) -> T:

@@ -10,6 +10,7 @@ import pytest
 
 from evermark.cluster.fence import DELIVER_LEASE
 from evermark.cluster.postgres import PostgresLeases
+from evermark.delivery.decide.pace import WAIT_S_MAX
 from evermark.delivery.store.postgres import PostgresDelivery
 from evermark.delivery.store.postgres_rates import PostgresRates
 from evermark.delivery.webhook.client import HttpLoop, close_http_loops, use_rates
@@ -44,6 +45,12 @@ def two_processes(rates: PostgresRates) -> Iterator[list[HttpLoop]]:
     close_http_loops()
 
 
+def taken(rates: PostgresRates, name: str, replay: str = "", span_s: float = 10.0) -> float:
+    begins_s = rates.take(name, replay, span_s, WAIT_S_MAX)
+    assert begins_s is not None
+    return begins_s
+
+
 async def _turns(http: HttpLoop, count: int) -> list[float]:
     """When each of some requests may be sent, all wanted at once."""
 
@@ -71,7 +78,38 @@ def test_d10_stretches_never_overlap_and_one_subscriptions_are_its_own(rates: Po
     begins = []
     for _ in range(4):
         asked = time.monotonic()
-        begins.append(asked + rates.take("a", "", 10.0))
+        begins.append(asked + taken(rates, "a"))
     assert begins == pytest.approx([begins[0] + 10.0 * n for n in range(4)], abs=1.0)
-    assert rates.take("b", "", 10.0) <= 0.01
-    assert rates.take("a", "r1", 10.0) <= 0.01
+    assert taken(rates, "b") <= 0.01
+    assert taken(rates, "a", "r1") <= 0.01
+
+
+def test_d10_a_stretch_that_begins_too_late_is_left_to_whoever_comes_later(rates: PostgresRates) -> None:
+    """GIVEN a rate of one request in 30 seconds WHEN lanes of 2 seconds ask again and again THEN they take nothing away
+    from the one that comes when its time is near."""
+    taken(rates, "a", span_s=30.0)
+    for _ in range(5):
+        assert rates.take("a", "", 30.0, wait_s=2.0) is None
+    assert taken(rates, "a", span_s=30.0) <= 30.0
+
+
+def test_d10_a_lane_shorter_than_a_turn_reserves_none(two_processes: list[HttpLoop], rates: PostgresRates) -> None:
+    """GIVEN a rate of one request in 30 seconds, and one sent WHEN a process has a second left THEN it gets no turn,
+    and the next stretch stays free."""
+    first, second = two_processes
+    turn = ("a", None)
+    assert first.submit(first.turn(turn, 1 / 30, first.loop.time() + 60)).result(timeout=60)
+    for http in (first, second):
+        assert not http.submit(http.turn(turn, 1 / 30, http.loop.time() + 1)).result(timeout=60)
+    assert taken(rates, "a", span_s=30.0) <= 30.0
+
+
+@pytest.mark.parametrize("was_at", ["1 day", "2 minutes"])
+def test_d10_what_was_given_away_far_ahead_does_not_count(rates: PostgresRates, state: State, was_at: str) -> None:
+    """GIVEN time given away further ahead than anyone may take: at a lower rate, or before the database's clock was set
+    back THEN the next stretch begins at once."""
+    taken(rates, "a")
+    with state.connection() as conn:
+        conn.execute("update rates set free_at = clock_timestamp() + %s::interval", (was_at,))
+    assert taken(rates, "a") <= 0.01
+    assert 5.0 < taken(rates, "a") <= 10.0

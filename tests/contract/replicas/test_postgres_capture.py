@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import psycopg
 import pytest
 
-from evermark.errors import BusyError
+from evermark.errors import BusyError, SetupError
 from evermark.replicas.paging import Stretch
 from evermark.replicas.ranges import Ranges
 from evermark.testing.contracts.replica_scene import ReplicaNode, event_by
@@ -143,3 +143,23 @@ def test_capture_is_not_led_astray_by_temporary_tables(node: ReplicaNode, pg_dsn
         connection.execute("create temporary table replication_pending (like replication_pending including all)")
         connection.execute("insert into orders (id, what) values (1, 'seen')")
     assert [event.record_id for event in node.events()] == ["1"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "fits", "longer"),
+    [
+        ("varchar(3)", "abc", "abcd"),
+        ("char(3)", "abc", "abcd"),
+        ("bit(3)", "101", "1011"),
+        ("varchar(3)[]", "{a}", "{abcd}"),
+    ],
+)
+def test_r6_a_value_that_is_too_long_for_its_column_is_refused_and_not_cut(
+    node: ReplicaNode, kind: str, fits: str, longer: str
+) -> None:
+    """GIVEN a column that is shorter here than at a peer WHEN a value is too long for it THEN it is refused whole."""
+    node.sql(f"alter table orders alter what type {kind} using null")
+    node.store.ingest("orders", [event_by(ORIGIN, 1, 1, fits, 5)], node.now_ms(), 1000)
+    with pytest.raises(SetupError, match="refuses a row"):
+        node.store.ingest("orders", [event_by(ORIGIN, 2, 2, longer, 6)], node.now_ms(), 1000)
+    assert node.sql("select id, what::text from orders") == [(1, fits)]

@@ -69,17 +69,22 @@ class TestPostgresRecoveries(RecoveryContract):
         recoveries.close_gap(accepted, "3", 0, epoch)
         assert recoveries.to_tell() == {("shop", 0): (accepted.id, "a gap was accepted: let it be")}
 
-    def test_s4_a_large_gap_is_told_from_when_it_is_found_and_stays_told_under_one_number(
+    def test_s4_a_large_gap_is_told_once_it_is_closed_and_as_a_failure_if_it_is_not(
         self, recoveries: Recoveries, take_over: TakeOver
     ) -> None:
-        """GIVEN a gap that is large WHEN it is found, and closed THEN clients of the live tail are told of it, by one
-        number all the time; that it is large is news once.
+        """GIVEN gaps that are large WHEN one is closed, and another given up THEN clients of the live tail are told of
+        each when that is known, and of neither before: by its number they are told once.
         """
         epoch = take_over()
         gap = recoveries.open("shop", 0, "the slot is gone", "1", epoch)
         assert [recoveries.set_large(gap), recoveries.set_large(gap)] == [True, False]
         said = "a gap was so large that what you keep should be fetched anew: the slot is gone"
-        assert recoveries.to_tell() == {("shop", 0): (gap.id, said)}
+        assert recoveries.to_tell() == {}
         recoveries.close_gap(gap, "2", 0, epoch)
-        recoveries.move(gap, Step.DONE, epoch)
         assert recoveries.to_tell() == {("shop", 0): (gap.id, said)}
+        recoveries.move(gap, Step.DONE, epoch)
+        other = recoveries.open("shop", 0, "the slot is gone again", "2", epoch)
+        recoveries.set_large(other)
+        assert recoveries.to_tell() == {("shop", 0): (gap.id, said)}
+        recoveries.move(other, Step.FAILED, epoch, error="no events table")
+        assert recoveries.to_tell() == {("shop", 0): (other.id, "a gap could not be closed: no events table")}

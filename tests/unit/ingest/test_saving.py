@@ -13,6 +13,7 @@ from evermark.errors import ConflictError, EvermarkError, GapError, StaleError, 
 from evermark.ingest.saving import MOVED_S, SavePolicy, SavingNews
 from evermark.ingest.take import Taken, Taker, take_each
 from evermark.log.base import LogFile
+from evermark.log.head import Head, MemoryHeads
 from tests.unit.ingest.ingest_world import World, position
 
 FIVE_OR_THOUSAND = SavePolicy(5.0, 1000)
@@ -53,6 +54,16 @@ class Outside:
         return getattr(self._kept, name)
 
 
+class BothHeads(MemoryHeads):
+    """Saves what comes with a head, too, as State does."""
+
+    def move(self, source: str, partition: int, head: Head, *, also: Any = None, **how: Any) -> bool:
+        super().move(source, partition, head, **how)
+        if also is not None:
+            also.rows.save(source, partition, also.row, also.require)
+        return also is not None
+
+
 class Scene:
     """One owner whose batches have as many rows as they are told to have, on a clock of its own."""
 
@@ -83,7 +94,7 @@ class Scene:
         name = f"file-{self.batch}-{self.at}"
         self.world.files[name] = [(f"event-{n}", position(n)) for n in range(start, self.at)]
         files = (LogFile(name, rows, 1),) if rows else ()
-        taken = Taken(0, self.batch + 1, self.taker.epoch, position(start), position(self.at), files)
+        taken = Taken(0, self.batch + 1, self.taker.epoch, position(start), position(self.at), files, controls=0)
         self.batch += bool(rows)
         failed = take_each(self.taker, [taken], lambda _: None)
         self.taker.save_due([0])
@@ -221,6 +232,27 @@ def test_an_owner_that_began_without_its_checkpoint_saves_nothing_over_one_that_
     assert scene.saved == 3
     scene.taker = scene.owner()
     assert scene.taker.begin(0).position == position(3)
+
+
+def test_an_owner_that_began_without_its_checkpoint_is_sure_once_one_was_saved_with_the_head() -> None:
+    """GIVEN an owner that began while the store was away WHEN it saves a checkpoint together with the log's head, and
+    then passes something without events THEN that is saved as well.
+    """
+    scene = Scene(SavePolicy())
+    scene.world.heads = BothHeads(scene.world.leases)
+    scene.taker = scene.owner()
+    scene.taker.begin(0)
+    scene.take(2)
+    scene.store.away = True
+    scene.taker = scene.owner()
+    scene.taker.begin(0)
+    scene.store.beside = scene.world.checkpoints.beside
+    scene.store.away = False
+    assert not scene.take(2)
+    scene.take(0)
+    scene.now += 10.0
+    assert not scene.taker.save_due([0])
+    assert scene.saved == scene.at == 5
 
 
 def test_s9_what_waits_is_saved_when_reading_ends_within_its_time() -> None:

@@ -30,6 +30,13 @@ def test_r11_rows_get_the_record_id_of_their_key_and_canonical_values() -> None:
     assert image == {"id": "2", "name": "x|y\\", "at": "0.0", "ok": "true", "raw": "ab", "price": "2.5"}
 
 
+@pytest.mark.parametrize("digits", ["3" * 31, f"{'1' * 30}.{'2' * 30}", f"{'4' * 50}.{'5' * 50}"])
+def test_r11_a_number_of_many_digits_is_the_same_text_in_snapshots_and_events(digits: str) -> None:
+    """GIVEN numbers of 31, 60 and 100 digits WHEN they come as a row and as an event's image THEN no digit is lost."""
+    (image,) = images_of(TABLE, live_rows(TABLE, [row(price=digits)], "here")).values()
+    assert image["price"] == digits == TABLE.checked(dict(image), TABLE.record_id(image))["price"]
+
+
 @pytest.mark.parametrize(
     ("column", "value"),
     [("id", "abc"), ("id", 1.5), ("id", 2**63), ("at", math.nan), ("at", "?"), ("ok", "maybe"), ("raw", "xyz")],

@@ -175,6 +175,10 @@ def test_keys_of_several_columns_come_apart_again(texts: list[str]) -> None:
         (Kind.BYTES, "00FF", "00ff"),
         (Kind.NUMERIC, "1.500", "1.5"),
         (Kind.NUMERIC, "-0", "0"),
+        (Kind.NUMERIC, "-1200", "-1200"),
+        (Kind.NUMERIC, "1e3", "1000"),
+        (Kind.NUMERIC, f"{'7' * 31}.00", "7" * 31),
+        (Kind.NUMERIC, f"-{'1' * 30}.{'2' * 30}0", f"-{'1' * 30}.{'2' * 30}"),
         (Kind.TEXT, " x ", " x "),
     ],
 )
@@ -289,6 +293,8 @@ def test_r9_numbers_are_given_up_only_when_no_member_may_have_them() -> None:
     fine, none = _member("c", mine), frozenset[str]()
     assert may_give_up("t", me, old, gap, mine, [fine], none) == gap
     assert may_give_up("t", me, old, Ranges.through(12), mine, [_member("c", {})], none) == gap
+    assert may_give_up("t", me, old, Ranges(((6, 10**12),)), mine, [_member("c", {})], none) == gap
+    assert not may_give_up("t", me, "x.000000000001bbbbbbbb", gap, mine, [fine], none)
     has = _member("d", {old: Ranges.of([7])})
     for member in (_member("d", None), has, _member("b", mine, old)):
         with pytest.raises(ConflictError, match=member.name):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -50,6 +51,24 @@ def test_keys_that_were_replaced_are_used_without_a_restart(keys: Any) -> None:
     assert keys.store.read(PLACE) == b"events"
     assert keys.opened == 1, "as long as the old one is good"
     keys.good = "new"
+    assert keys.store.read(PLACE) == b"events"
+    assert keys.opened == 2
+
+
+def test_keys_that_another_thread_has_replaced_meanwhile_are_used(keys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """GIVEN a request that is refused with the old key WHEN another thread has taken the new one until then THEN the
+    request is asked again with it, and the store is not reopened."""
+    keys.good = "new"
+    keys.secret.write_text("new")
+    get = keys.store._library.get
+
+    def slow(store: str, key: str) -> Any:
+        monkeypatch.setattr(keys.store._library, "get", get)
+        with ThreadPoolExecutor(1) as others:
+            assert others.submit(keys.store.read, PLACE).result(timeout=60) == b"events"
+        return get(store, key)
+
+    monkeypatch.setattr(keys.store._library, "get", slow)
     assert keys.store.read(PLACE) == b"events"
     assert keys.opened == 2
 

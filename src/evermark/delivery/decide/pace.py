@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 STRETCH_S = 0.5
+# No stretch is given away that begins later than this: whoever took it may be gone by then.
+WAIT_S_MAX = 60.0
 
 
 def requests_in_stretch(rate_per_s: float) -> int:

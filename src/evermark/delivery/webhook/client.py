@@ -26,7 +26,7 @@ from yarl import URL
 
 from evermark.delivery.base import MadeBy, SubscriptionSpec
 from evermark.delivery.decide.answers import Verdict, classify
-from evermark.delivery.decide.pace import Stretch, requests_in_stretch
+from evermark.delivery.decide.pace import WAIT_S_MAX, Stretch, requests_in_stretch
 from evermark.delivery.decide.retry import retry_after_s
 from evermark.delivery.webhook.base import Answer, OpenSecret, Rates
 from evermark.delivery.webhook.body import Style, content_type
@@ -42,6 +42,7 @@ HEADERS_MAX = 32
 TIMEOUT_S_MAX = 300.0
 # Name look-ups run in threads and may hang for seconds each; a hanging look-up must not hold up the others.
 _LOOKUP_THREADS = 64
+_ASK_AGAIN_S = 1.0  # for a turn, of a rate that gives none soon
 _OURS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS})
 _RESERVED = frozenset({"host", "content-length", "content-type", "transfer-encoding", "connection", "user-agent"})
 try:
@@ -126,17 +127,30 @@ class HttpLoop:
                     return None  # it is kept: there may be more to send by then
                 if (turn := stretch.next_at(now)) is not None:
                     return turn if turn < deadline else None
-            stretch = self._stretches[who] = await self._taken(who, rate_per_s, stretch)
+            taken = await self._taken(who, rate_per_s, stretch, min(deadline - now, WAIT_S_MAX))
+            if taken is not None:
+                stretch = self._stretches[who] = taken
+            elif deadline - now > WAIT_S_MAX:
+                await asyncio.sleep(_ASK_AGAIN_S)
+            else:
+                return None
 
-    async def _taken(self, who: tuple[str, str | None], rate_per_s: float, last: Stretch | None) -> Stretch:
+    async def _taken(
+        self, who: tuple[str, str | None], rate_per_s: float, last: Stretch | None, wait_s: float
+    ) -> Stretch | None:
+        """The next stretch; None when it begins in more than `wait_s`, and is left to others."""
         requests, rates = requests_in_stretch(rate_per_s), _PROCESS.rates
+        # What was taken at another rate may be long.
+        last = last if last is not None and last.rate_per_s == rate_per_s else None
         after = 0.0 if last is None else last.begins_at + last.requests / last.rate_per_s
         if rates is not None:
             name, replay_id = who[0], who[1] or ""
             try:
                 span_s = requests / rate_per_s
-                wait_s = await self.loop.run_in_executor(None, rates.take, name, replay_id, span_s)
-                return Stretch(max(after, self.loop.time() + wait_s), requests, rate_per_s)
+                begins_s = await self.loop.run_in_executor(None, rates.take, name, replay_id, span_s, wait_s)
+                if begins_s is None:
+                    return None
+                return Stretch(max(after, self.loop.time() + begins_s), requests, rate_per_s)
             except EvermarkError:
                 pass  # State does not answer: what is sent meanwhile keeps the rate in this process
         return Stretch(max(after, self.loop.time()), requests, rate_per_s)

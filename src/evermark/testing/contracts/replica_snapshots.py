@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -24,6 +25,7 @@ from evermark.testing.contracts.replica_scene import (
     Make,
     ReplicaContract,
     ReplicaNode,
+    event_by,
 )
 
 
@@ -182,6 +184,47 @@ class ReplicaSnapshotsContract(ReplicaContract):
         with node.snapshots._making("orders"), pytest.raises(BusyError, match="being made"):
             node.replica.answer_snapshot("orders")
         assert node.replica.answer_snapshot("orders").chunks
+
+    def test_r11_a_snapshot_that_another_version_left_is_made_anew(self, node: ReplicaNode) -> None:
+        """GIVEN a snapshot of another format in the folder WHEN one is asked for THEN it is made, and the other is
+        gone."""
+        node.put(1, "x")
+        old = node.replica.answer_snapshot("orders")
+        (manifest,) = node.snapshots.folder.glob("*/manifest.json")
+        manifest.write_text(json.dumps(old.as_json() | {"format": 1}))
+        assert node.snapshots.list() == []
+        new = node.replica.answer_snapshot("orders")
+        assert new.id != old.id and node.snapshots.list() == [new] and not manifest.exists()
+
+    def test_r11_a_snapshot_stays_usable_after_numbers_were_given_up(self, node: ReplicaNode) -> None:
+        """GIVEN numbers that were given up and collected WHEN a snapshot is asked for twice THEN it is made once."""
+        node.put(1, "x")
+        other = "b.000000000001bbbbbbbb"
+        reading = node.store.said().clocks["orders"]
+        made = [event_by(other, seq, seq, "y", reading + seq) for seq in (1, 2, 5)]
+        node.store.ingest("orders", made, node.now_ms(), 60_000)
+        assert node.replica.give_up("orders", other, Ranges.through(10)) == Ranges(((3, 4),))
+        node.store.collect("orders", {other: 5}, 0, node.now_ms() + 60_000, 100)
+        first = node.replica.answer_snapshot("orders")
+        assert node.store.floors("orders")[other] == 5
+        assert node.replica.answer_snapshot("orders") == first
+
+    def test_r11_a_chunk_that_is_damaged_after_it_was_taken_is_taken_again(self, make: Make) -> None:
+        """GIVEN a chunk that was set aside, and damaged on the disk WHEN the nodes meet THEN it is taken again, and all
+        rows are there."""
+        a, b = make("a"), make("b")
+        for key in range(10):
+            a.put(key, f"row {key}")
+        a.install()
+        b.install()
+        a.replica.answer_hello("b", b.replica.hello())
+        manifest = a.replica.answer_snapshot("orders")
+        b.snapshots.missing("a", manifest)
+        b.snapshots.take("a", manifest, 1, a.replica.answer_chunk(manifest.id, 1))
+        (taken,) = b.snapshots.folder.glob(".taken.*/*.parquet")
+        taken.write_bytes(taken.read_bytes()[:-1] + b"?")
+        assert b.meet(a).snapshots == 1
+        assert b.rows() == a.rows() and len(b.rows()) == 10
 
     def test_r11_a_damaged_chunk_is_refused(self, make: Make) -> None:
         """GIVEN a chunk with one byte changed WHEN decoded THEN it is refused."""

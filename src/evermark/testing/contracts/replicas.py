@@ -16,6 +16,7 @@ from evermark.errors import (
 from evermark.replicas import clock
 from evermark.replicas.event import Event, Operation, Version
 from evermark.replicas.exchange import PROTOCOL_BY_TIME
+from evermark.replicas.members import Said
 from evermark.replicas.paging import Stretch
 from evermark.replicas.ranges import Ranges
 from evermark.replicas.sqlite import SqliteStore
@@ -71,6 +72,21 @@ class ReplicaStoreContract(ReplicaSnapshotsContract, ReplicaValuesContract):
             old: Ranges.through(1),
             node.store.identity()[0]: Ranges.through(1),
         }
+
+    def test_r2_a_hello_says_nothing_that_is_not_noted(
+        self, node: ReplicaNode, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """GIVEN a user who writes just before a hello is put together THEN a token was left with all that it says."""
+        node.replica.hello()
+        said = node.store.said
+
+        def late() -> Said:
+            node.put(1, "just now")
+            return said()
+
+        monkeypatch.setattr(node.store, "said", late)
+        held = node.replica.hello().said.held["orders"][node.store.identity()[0]]
+        assert node.store.noted("orders") >= held.highest > 0
 
     @pytest.mark.parametrize("is_noted", [True, False])
     def test_r2_what_was_written_after_a_restore_is_told_anew(self, make: Make, is_noted: bool) -> None:
