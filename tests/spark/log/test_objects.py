@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from datetime import UTC, datetime
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,6 +14,7 @@ from evermark.delivery.base import Cursor, SourcePartition, SubscriptionSpec
 from evermark.delivery.replay.plan import ReplayWork
 from evermark.delivery.replay.timeslice import Mark, TimeSlice
 from evermark.delivery.work import Span
+from evermark.event import EVENT
 from evermark.log.append import DeltaLog
 from evermark.log.read import LogReader
 from evermark.log.row_reader import RowReader
@@ -70,7 +72,7 @@ def test_rows_that_a_predicate_wants_are_found_with_their_places(spark: SparkSes
 
 def test_the_public_format_reads_the_store(store: Place) -> None:
     """GIVEN the url of a log WHEN the format plans and reads its parts THEN every event comes once."""
-    reader = DefaultSource({"log": str(store), "source": "shop"}).reader(None)
+    reader = DefaultSource({"log": str(store), "source": "shop"}).reader(SimpleNamespace(names=EVENT.names))
     batches = [batch for part in reader.partitions() for batch in reader.read(part)]
     assert sorted(i for batch in batches for i in batch.column("event_id").to_pylist()) == sorted(expected(3, rows=3))
 

@@ -37,8 +37,9 @@ def test_links_that_lead_elsewhere_are_repaired() -> None:
 
 
 def test_a_home_of_the_users_own_and_one_that_others_share_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """GIVEN SPARK_HOME, or a cluster WHEN the home is asked for THEN nothing of ours is put in its place."""
-    assert spark_home("spark://127.0.0.1:7077") == INSTALLED
+    """GIVEN SPARK_HOME, or a cluster that is sent PySpark from there WHEN the home is asked for THEN nothing of ours is
+    put in its place."""
+    assert spark_home("yarn") == spark_home("k8s://https://127.0.0.1:6443") == INSTALLED
     monkeypatch.setenv("SPARK_HOME", "/opt/spark")
     assert spark_home("local[4]") == Path("/opt/spark")
 
