@@ -18,6 +18,7 @@ from evermark.replicas import clock
 from evermark.replicas.columns import live_rows, value_name
 from evermark.replicas.event import Event
 from evermark.replicas.sql_base import FORMAT
+from evermark.replicas.sql_snapshots import fetched
 from evermark.replicas.sql_store import SqlStore
 from evermark.replicas.values import OURS, Kind, Table
 
@@ -280,7 +281,7 @@ class SqliteStore(SqlStore):
         )
         try:
             cursor = self.connection.execute(sql)
-            while rows := cursor.fetchmany(rows_max):
+            for rows in fetched(cursor.fetchmany, rows_max):
                 yield live_rows(table, rows, OURS)
         except sqlite3.Error as error:
             raise _failure(error) from error
