@@ -28,6 +28,7 @@ from evermark.replicas import clock
 from evermark.replicas.columns import live_rows, value_name
 from evermark.replicas.event import Event
 from evermark.replicas.sql_base import FORMAT
+from evermark.replicas.sql_snapshots import fetched
 from evermark.replicas.sql_store import SqlStore
 from evermark.replicas.values import OURS, Kind, Table
 
@@ -365,7 +366,7 @@ when (current_setting('evermark.applying', true) is distinct from '1') execute f
         try:
             with self.connection.cursor("replication_live", binary=True) as cursor:
                 cursor.execute(_marked(sql))
-                while rows := cursor.fetchmany(rows_max):
+                for rows in fetched(cursor.fetchmany, rows_max):
                     yield live_rows(table, rows, OURS)
         except psycopg.Error as error:
             raise _failure(error) from error

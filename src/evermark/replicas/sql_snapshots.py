@@ -24,6 +24,7 @@ from evermark.replicas.sql_base import SqlBase
 from evermark.replicas.values import Table
 
 _READ_ROWS = 5000
+_FETCH_ROWS = 200
 _PIECE_BYTES = 64 * 1024 * 1024
 _VERSION = [field.name for field in VERSION_FIELDS]
 _TAKEN = (
@@ -228,6 +229,20 @@ class SqlSnapshots(SqlBase):
             [limit],
         )
         return sorted(record for (record,) in rows)
+
+
+def fetched(fetch: Callable[[int], list[tuple[Any, ...]]], rows_max: int) -> Iterator[list[tuple[Any, ...]]]:
+    """What a cursor gives, in lists of so many rows at most, or of so many characters: rows may be of megabytes."""
+    rows: list[tuple[Any, ...]] = []
+    size = 0
+    while some := fetch(min(_FETCH_ROWS, rows_max - len(rows))):
+        rows += some
+        size += sum([len(value) for row in some for value in row if type(value) is str])
+        if len(rows) >= rows_max or size > _PIECE_BYTES:
+            yield rows
+            rows, size = [], 0
+    if rows:
+        yield rows
 
 
 def _together(pieces: Iterable[pa.Table], rows_max: int) -> Iterator[pa.Table]:

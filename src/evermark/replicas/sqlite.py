@@ -18,6 +18,7 @@ from evermark.replicas import clock
 from evermark.replicas.columns import live_rows, value_name
 from evermark.replicas.event import Event
 from evermark.replicas.sql_base import FORMAT
+from evermark.replicas.sql_snapshots import fetched
 from evermark.replicas.sql_store import SqlStore
 from evermark.replicas.values import OURS, Kind, Table
 
@@ -280,7 +281,7 @@ class SqliteStore(SqlStore):
         )
         try:
             cursor = self.connection.execute(sql)
-            while rows := cursor.fetchmany(rows_max):
+            for rows in fetched(cursor.fetchmany, rows_max):
                 yield live_rows(table, rows, OURS)
         except sqlite3.Error as error:
             raise _failure(error) from error
@@ -372,9 +373,15 @@ def _text_sql(kind: Kind, row: str, column: str) -> str:
     value = f'{row}."{column}"'
     if kind is Kind.BYTES:
         return f"case when {value} is not null then lower(hex({value})) end"
+    # 17 digits would do if SQLite rounded the last one right. What is no real is refused later, by its text.
     if kind is Kind.REAL:
-        # 17 digits would do if SQLite rounded the last one right. What is no real is refused later, by its text.
         return f"case when typeof({value}) = 'real' then printf('%!.20g', {value}) else cast({value} as text) end"
+    if kind in (Kind.TEXT, Kind.NUMERIC):
+        # DATETIME and NUMERIC columns hold reals, too; a cast writes 15 digits of them: enough for 0.1, not for all.
+        return (
+            f"case when typeof({value}) = 'real' and cast(cast({value} as text) as real) <> {value} "
+            f"then printf('%!.20g', {value}) else cast({value} as text) end"
+        )
     return f"cast({value} as text)"
 
 
