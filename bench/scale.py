@@ -109,10 +109,11 @@ class _Bench:
     def _jobs_a_second(self, context: SparkContext) -> None:
         """How many jobs with nothing to do the driver gets done: what it costs to plan, send and hear of one."""
         from evermark.spark.job import run_tasks
+        from evermark.spark.session import nothing  # executors do not have this program
 
         began = time.perf_counter()
         with ThreadPoolExecutor(_JOBS_AT_ONCE) as pool:
-            list(pool.map(lambda _: run_tasks(context, 1, _nothing, "an empty job failed"), range(_JOBS)))
+            list(pool.map(lambda _: run_tasks(context, 1, nothing, "an empty job failed"), range(_JOBS)))
         self._report.figures["jobs_per_s"] = _JOBS / (time.perf_counter() - began)
 
     def _rate(self, work: Callable[[SubscriptionSpec], bool]) -> float:
@@ -135,10 +136,6 @@ class _Bench:
         return SubscriptionSpec(
             f"r{number}", receiver.url, (self._box.seal(new_secret()),), allow_networks=("127.0.0.0/8",)
         )
-
-
-def _nothing(_number: int) -> tuple[()]:
-    return ()
 
 
 def run(scale: float, folder: Path) -> Report:

@@ -167,14 +167,15 @@ def warm_up(context: SparkContext) -> threading.Thread:
 
     def work() -> None:
         with suppress(Exception):  # if something is wrong, the first job says so
-            run_tasks(context, 1, _nothing, "the first task failed")
+            run_tasks(context, 1, nothing, "the first task failed")
 
     thread = threading.Thread(target=work, name="warm up", daemon=True)
     thread.start()
     return thread
 
 
-def _nothing(_number: int) -> tuple[()]:
+def nothing(_number: int) -> tuple[()]:
+    """A task that has nothing to do."""
     return ()
 
 
