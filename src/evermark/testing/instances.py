@@ -17,7 +17,6 @@ from evermark.cluster.members import member_of
 from evermark.cluster.postgres import lease_rows
 from evermark.log.commits import read_commit
 from evermark.log.format import CommitNote, note_of
-from evermark.log.table import commit_file
 from evermark.state.connection import State, schema_for
 from evermark.state.migrate import migrate
 from evermark.testing.number_files import NumberFiles, event_id
@@ -96,10 +95,13 @@ class InstancesStage(Stage):
         folder, found = self.log_root / SOURCE, defaultdict(list)
         assert isinstance(folder, Path)
         for path in sorted((folder / "_delta_log").glob("*.json")):
-            actions = read_commit(folder, int(path.stem)) or []
+            try:
+                made_at, actions = path.stat().st_mtime, read_commit(folder, int(path.stem)) or []
+            except FileNotFoundError:
+                continue  # maintenance has just removed it: a checkpoint of the table holds it
             for note in [note_of(each["commitInfo"]) for each in actions if "commitInfo" in each]:
                 if isinstance(note, CommitNote):
-                    found[note.partition].append((note, commit_file(folder, int(path.stem)).stat().st_mtime))  # type: ignore[union-attr]
+                    found[note.partition].append((note, made_at))
         return found
 
     def check_epochs(self) -> None:
