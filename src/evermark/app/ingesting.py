@@ -193,14 +193,13 @@ class SourceRunner(SavingNews):
         self._folder = self.deployment.log_folder(self.name)
         self._log = get_logger(source=self.name)
         self._repair_log = get_logger(source=self.name, part="repair")
-        refused = lambda lease: self.metrics.refused.labels(lease).inc()  # noqa: E731
         candidate = Candidate(
             self.deployment.leases,
             self.deployment.holder,
             self.runtime,
             self._log,
             share=self.share,
-            on_refused=refused,
+            on_refused=lambda lease: self.metrics.refused.labels(lease).inc(),
         )
         self._copy_log = get_logger(source=self.name, part="copy")
         limits = IngestLimits(breaker=self.deployment.reading.breaker)

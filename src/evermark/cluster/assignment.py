@@ -15,8 +15,9 @@ def assigned(
     """The instance for each lease. `able` has, by instance that lives and is to have work, the leases it can take;
     `owners` who has a lease now.
 
-    Whoever has a lease keeps it, as far as loads allow: those of two instances that can take the same differ by one at
-    most. Leases that begin with one of `kinds`, and all others, are balanced apart: a shard is no partition.
+    An instance that has a lease keeps it, as far as loads allow: the loads of two instances that can take the same
+    leases differ by one at most. Leases that begin with one of `kinds`, and all others, are balanced apart: a shard is
+    no partition.
     """
     wanted = sorted({lease for leases in able.values() for lease in leases})
     found: dict[str, str] = {}

@@ -216,7 +216,6 @@ class Candidate:
         return [lease] if lease is not None else []
 
     def _held(self, leases: Sequence[Lease], names: Sequence[str]) -> HeldLease:
-        changes = self.share.names is not None or len(names) > 1
         return HeldLease(
             self.leases,
             leases[0],
@@ -224,7 +223,7 @@ class Candidate:
             self.log,
             self.limits,
             leases[1:],
-            self.share if changes else None,
+            self.share,
             names,
             self.holder,
             self.on_refused,

@@ -13,7 +13,7 @@ from evermark.cluster.liveness import IsGone
 from evermark.errors import NotFoundError
 from evermark.state.connection import State
 
-# Whoever was drained and started again is another process, and another row.
+# An instance that was drained and started again is another process: it is not drained any more.
 _BEAT = """
 insert into instances (instance, host, boot, pid, started, version, leases, seen_at)
 values (%(instance)s, %(host)s, %(boot)s, %(pid)s, %(started)s, %(version)s, %(leases)s, clock_timestamp())

@@ -84,7 +84,7 @@ class PostgresLeases:
             return Lease(name, epoch)
 
     def acquire_all(self, names: Sequence[str], holder: Holder, ttl_s: float) -> list[Lease]:
-        """Only leases that look free are locked: a lock waits for the fenced transactions of whoever has the lease."""
+        """Only leases that look free are locked: a lock waits for the fenced transactions of its holder."""
         likely = sorted(self.free(names, holder))
         if not likely:
             return []
@@ -118,7 +118,7 @@ class PostgresLeases:
             held, now = _locked(conn, first)
             if not there and epoch_for(held, holder, now, self._is_gone) is None:
                 return False
-            epoch = held.epoch + 1  # whoever had the lease for all of them can write to none of them
+            epoch = held.epoch + 1  # the holder of the lease for all of them can write to none of them
             conn.execute(_DIVIDE, {"missing": missing, "epoch": epoch})
             if not there:
                 conn.execute(_RAISE, (epoch, first))

@@ -7,13 +7,12 @@ counted, and must be everywhere at the end; rows that all of them write must be 
 from __future__ import annotations
 
 import random
-import socket
 import sqlite3
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,8 @@ from evermark.replicas.node import ReplicaNode, now_ms
 from evermark.replicas.settings import PeerSettings, ReplicaFolder, ReplicaSettings
 from evermark.secrets import Secret
 from evermark.testing.pipeline import Ledger
+from evermark.testing.servers import free_port
+from evermark.testing.tcp_proxy import TcpProxy
 from evermark.testing.until import until
 
 RING = ("a", "b", "c")
@@ -34,61 +35,6 @@ _TABLE = "create table notes (id text primary key, by_node text, n bigint)"
 _UPSERT = (
     "insert into notes values ({0}, {0}, {0}) on conflict (id) do update set by_node = excluded.by_node, n = excluded.n"
 )
-
-
-class Wire:
-    """A proxy between two nodes that can be cut: connections through it die, and new ones are refused."""
-
-    def __init__(self, port: int) -> None:
-        self._to, self.is_cut = port, False
-        self._listening = socket.create_server(("127.0.0.1", 0))
-        self.port = self._listening.getsockname()[1]
-        self._open: set[socket.socket] = set()
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def cut(self) -> None:
-        self.is_cut = True
-        for each in list(self._open):
-            _end(each)
-
-    def mend(self) -> None:
-        self.is_cut = False
-
-    def close(self) -> None:
-        self.cut()
-        self._listening.close()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                near, _ = self._listening.accept()
-            except OSError:
-                return
-            try:
-                if self.is_cut:
-                    raise ConnectionRefusedError
-                far = socket.create_connection(("127.0.0.1", self._to), timeout=5)
-            except OSError:
-                near.close()
-                continue
-            far.settimeout(None)
-            self._open |= {near, far}
-            for one, other in ((near, far), (far, near)):
-                threading.Thread(target=self._carry, args=(one, other), daemon=True).start()
-
-    def _carry(self, one: socket.socket, other: socket.socket) -> None:
-        with suppress(OSError):
-            while data := one.recv(65536):
-                other.sendall(data)
-        for each in (one, other):
-            self._open.discard(each)
-            _end(each)
-
-
-def _end(connection: socket.socket) -> None:
-    with suppress(OSError):
-        connection.shutdown(socket.SHUT_RDWR)
-    connection.close()
 
 
 class LiveNode:
@@ -133,20 +79,14 @@ class LiveNode:
         return self._process.wait(60)
 
 
-def _free_port() -> int:
-    with closing(socket.create_server(("127.0.0.1", 0))) as taken:
-        return int(taken.getsockname()[1])
-
-
-def _made(folder: Path, dsn: str, stack: ExitStack) -> tuple[dict[str, LiveNode], list[Wire]]:
+def _made(folder: Path, dsn: str, stack: ExitStack) -> tuple[dict[str, LiveNode], list[TcpProxy]]:
     """Three nodes that do not run yet, each of which dials the next through a wire."""
-    ports = {name: _free_port() for name in RING}
+    ports = {name: free_port() for name in RING}
     nodes, wires = {}, []
     key = {frozenset(pair): new_key() for pair in (("a", "b"), ("b", "c"), ("c", "a"))}
     for at, name in enumerate(RING):
         following, before = RING[(at + 1) % 3], RING[at - 1]
-        wire = Wire(ports[following])
-        stack.callback(wire.close)
+        wire = stack.enter_context(TcpProxy("127.0.0.1", ports[following]))
         wires.append(wire)
         store = dsn if name == "c" else str(folder / f"{name}.db")
         node = nodes[name] = LiveNode(name, folder, store, ports[name])
@@ -194,12 +134,12 @@ def replicas_killed(folder: Path, dsn: str, writes: int, faults: int, seed: int 
             wire.cut()
             node.kill()
             node.start()
-            rng.choice(wires).mend()
+            rng.choice(wires).restore()
         for writer in writers:
             writer.join()
         assert not errors, errors
         for wire in wires:
-            wire.mend()
+            wire.restore()
         until(lambda: _are_equal(nodes), "the three nodes are equal", timeout_s=_PATIENCE_S)
         rows = {record for record, _, _ in nodes["a"].rows()}
         wanted = {f"{name}-{number}" for name in RING for number in range(writes) if number % 5 != 4}

@@ -64,6 +64,11 @@ class Ledger:
     doubled: int = 0  # in the log, or at a handler
     lost: int = 0  # missing from the log, or at a handler
 
+    @property
+    def has_each_once(self) -> bool:
+        """Every event that was produced was taken once, and handled once."""
+        return self == Ledger(self.produced, self.produced, self.produced)
+
     def __add__(self, other: Ledger) -> Ledger:
         pairs = zip(astuple(self), astuple(other), strict=True)
         return Ledger(*(mine + theirs for mine, theirs in pairs))

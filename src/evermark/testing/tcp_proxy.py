@@ -1,4 +1,4 @@
-"""A TCP proxy that can cut off whoever connects through it, swallow what they say, or be slow: a network that fails."""
+"""A TCP proxy that can cut its connections, hold back what they carry, or be slow: a network that fails."""
 
 from __future__ import annotations
 

@@ -36,21 +36,29 @@ def _keys(folder: Path, name: str) -> list[int]:
         return [key for (key,) in connection.execute("select id from notes order by id")]
 
 
+def _back_up(folder: Path) -> None:
+    with closing(sqlite3.connect(folder / "a.db")) as source, closing(sqlite3.connect(folder / "backup")) as target:
+        source.backup(target)
+
+
+def _put_back(folder: Path) -> None:
+    for path in folder.glob("a.db*"):
+        path.unlink()
+    shutil.move(folder / "backup", folder / "a.db")
+
+
 def test_r2_a_backup_that_is_put_back_at_once_goes_on_under_a_new_origin(tmp_path: Path) -> None:
     """GIVEN a backup, then changes that a peer took at once WHEN the backup is put back, and written to as often as the
     original had been, before the node starts THEN the node takes a new origin, and both have all rows."""
     a, b = _node(tmp_path, "a", "b"), _node(tmp_path, "b", "a")
     _write(tmp_path, "a", 1)
     a.sync(Direct("a", b))
-    with closing(sqlite3.connect(tmp_path / "a.db")) as source, closing(sqlite3.connect(tmp_path / "backup")) as target:
-        source.backup(target)
+    _back_up(tmp_path)
     _write(tmp_path, "a", 2, 3)
     a.sync(Direct("a", b))
     before = a.store.identity()[0]
     a.store.close()
-    for path in tmp_path.glob("a.db*"):
-        path.unlink()
-    shutil.move(tmp_path / "backup", tmp_path / "a.db")
+    _put_back(tmp_path)
     _write(tmp_path, "a", 4, 5)
     again = ReplicaNode(ReplicaFolder(tmp_path / "a")).claimed()
     assert again.store.identity()[0] != before
@@ -63,13 +71,10 @@ def test_r9_a_backup_from_before_an_acknowledgement_is_found_out(tmp_path: Path)
     new origin: nobody goes on collecting by what it said before."""
     a, b = _node(tmp_path, "a", "b"), _node(tmp_path, "b", "a")
     a.sync(Direct("a", b))
-    with closing(sqlite3.connect(tmp_path / "a.db")) as source, closing(sqlite3.connect(tmp_path / "backup")) as target:
-        source.backup(target)
+    _back_up(tmp_path)
     _write(tmp_path, "b", 7)
     a.sync(Direct("a", b))
     before = a.store.identity()[0]
     a.store.close()
-    for path in tmp_path.glob("a.db*"):
-        path.unlink()
-    shutil.move(tmp_path / "backup", tmp_path / "a.db")
+    _put_back(tmp_path)
     assert ReplicaNode(ReplicaFolder(tmp_path / "a")).claimed().store.identity()[0] != before

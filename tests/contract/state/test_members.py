@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -9,7 +10,7 @@ import pytest
 
 from evermark.app.member import Membership, leases_of, share_of
 from evermark.cluster.base import Holder
-from evermark.cluster.fence import deliver_lease, source_lease
+from evermark.cluster.fence import alone, deliver_lease, source_lease
 from evermark.cluster.members import Members, instance_name
 from evermark.cluster.postgres import PostgresLeases, lease_rows
 from evermark.errors import NotFoundError, StaleError, UnreachableError
@@ -18,6 +19,7 @@ from evermark.state.connection import State
 from evermark.testing.number_files import NumberFiles
 from evermark.testing.servers import PostgresServer
 from evermark.testing.states import fresh_state
+from evermark.testing.until import until
 
 A, B = (Holder("deployment", "host", "boot", pid, str(pid)) for pid in (1, 2))
 LEASES = [source_lease("numbers", p) for p in range(3)]
@@ -91,6 +93,35 @@ def test_a_stale_owner_of_one_partition_writes_nothing_to_it(state: State) -> No
         heads.move("numbers", 1, Head(2, first.epoch, "2", 3))
     with pytest.raises(StaleError):
         heads.move("numbers", 2, Head(1, first.epoch, "1", 3))
+
+
+def test_work_that_is_done_alone_is_done_by_one_process_at_a_time(state: State) -> None:
+    """GIVEN some work under way WHEN another begins the same work THEN it waits; other work does not."""
+    began, ended, order = threading.Event(), threading.Event(), list[str]()
+
+    def first() -> None:
+        with alone(state, "torn commits of shop"):
+            began.set()
+            ended.wait(30)
+            order.append("first")
+
+    def second() -> None:
+        with alone(state, "torn commits of shop"):
+            order.append("second")
+
+    threads = [threading.Thread(target=first), threading.Thread(target=second)]
+    threads[0].start()
+    assert began.wait(30)
+    threads[1].start()
+    with alone(state, "torn commits of chat"):
+        order.append("other")
+    with state.connection() as conn:
+        waiting = "select 1 from pg_locks where locktype = 'advisory' and not granted"
+        until(lambda: conn.execute(waiting).fetchone(), "the second waits", timeout_s=30)
+    ended.set()
+    for thread in threads:
+        thread.join()
+    assert order == ["other", "first", "second"]
 
 
 def test_a_share_that_cannot_be_looked_up_is_all(state: State, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -81,6 +81,19 @@ def test_a_lease_that_is_not_shared_out_stays_where_it_is() -> None:
     held.close()
 
 
+def test_a_lease_that_was_taken_before_the_share_was_known_is_handed_over_too() -> None:
+    """GIVEN a source with a single lease, taken while nobody could say which leases are this process's WHEN the share
+    is known, and the lease is not in it THEN its holder is told."""
+    scene = Scene()
+    candidate = scene.candidate(1)
+    candidate.share.set(None)
+    held = candidate.acquire("deliver", scene.runtime.wake(), lambda: None)
+    assert held is not None and not held.moved.is_set()
+    candidate.share.set(())
+    until(held.moved.is_set, "it is told", timeout_s=5)
+    held.close()
+
+
 def test_a_renewal_under_an_old_epoch_is_refused_and_counted() -> None:
     """GIVEN an owner whose lease another took WHEN it renews THEN it is told that it lost it, and that is counted."""
     scene = Scene()
