@@ -30,6 +30,7 @@ BENCHES = {
     "mongo": "events_per_s",
     "replay": "delivered_events_per_s",
     "scale": "replay_2_per_s",
+    "sources": "p50_s",
     "streams": "start_s",
     "subscriptions": "s_1000",
     "tables": "events_per_s",

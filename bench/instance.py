@@ -26,16 +26,17 @@ _POLL_S = 0.02
 
 
 class Instance:
-    """Its sources are installed at once; it runs while the block does. Its data is in `folder/data`."""
+    """Its source is installed at once, unless it is; it runs while the block does. Its data is in `folder/data`."""
 
-    def __init__(self, folder: Path, config: str, env: Mapping[str, str]) -> None:
+    def __init__(self, folder: Path, config: str, env: Mapping[str, str], *, installed: bool = False) -> None:
         self._folder = folder
         self._config = folder / "evermark.yaml"
         self._config.write_text(config)
         self._env = {**os.environ, **env}
         self._log = folder / "up.log"
-        command = [*_EVERMARK, "source", "install", "-c", str(self._config)]
-        subprocess.run(command, env=self._env, check=True, capture_output=True)
+        if not installed:
+            command = [*_EVERMARK, "source", "install", "-c", str(self._config)]
+            subprocess.run(command, env=self._env, check=True, capture_output=True)
 
     def __enter__(self) -> Self:
         with self._log.open("wb") as log:

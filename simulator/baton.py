@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-from evermark.runtime import Wake
+from evermark.runtime import Steps, Wake, run_through
 
 
 class Ended(BaseException):
@@ -261,6 +261,10 @@ class SimTask:
             self.baton.wait(_NEVER if timeout_s is None else timeout_s, lambda: self.task.done)
         return self.task.done
 
+    def joining(self, timeout_s: float | None = None) -> Steps[bool]:
+        yield from ()
+        return self.join(timeout_s)
+
 
 @dataclass
 class BatonRuntime:
@@ -294,3 +298,7 @@ class BatonRuntime:
 
     def spawn(self, name: str, work: Callable[[], object]) -> SimTask:
         return SimTask(self.baton, self.baton.spawn(f"{self.process.name} {name}", self.process, work))
+
+    def loop(self, name: str, steps: Steps[object], *, heavy: bool = False) -> SimTask:
+        """In a simulated thread of its own: who runs when is chosen by the seed all the same."""
+        return self.spawn(name, lambda: run_through(self, steps))

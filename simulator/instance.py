@@ -32,7 +32,7 @@ from evermark.ingest.repair.steps import FoundFile, RepairTarget
 from evermark.ingest.resume import Resume
 from evermark.ingest.take import Taken, Taker, take_each
 from evermark.log.read import FileRange
-from evermark.runtime import Wake, any_set
+from evermark.runtime import Pause, Steps, Wake, any_set
 from evermark.sources.base import Gap, Limit, Slice
 from simulator import ports
 from simulator.baton import BatonRuntime, Process
@@ -253,7 +253,7 @@ class SimWorks:
 
     def read(
         self, plan: ReadPlan, taker: Taker, on_taken: Callable[[Taken], None], ends: Sequence[Wake]
-    ) -> Mapping[int, EvermarkError]:
+    ) -> Steps[Mapping[int, EvermarkError]]:
         starts = dict(plan.starts)
         limit = Limit(rows_max=self._world.scenario.rows_max)
         while not any_set(ends):
@@ -269,7 +269,7 @@ class SimWorks:
             if failed:
                 return failed
             starts = to
-            self._instance.runtime.wait(_LATEST_EVERY_S, *ends)
+            yield Pause(_LATEST_EVERY_S, tuple(ends))
         return {}
 
     def _take(

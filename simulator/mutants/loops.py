@@ -12,7 +12,7 @@ from evermark.delivery.run.owner import DeliveryOwner
 from evermark.errors import EvermarkError, StaleError
 from evermark.ingest.owner import SourceOwner
 from evermark.ingest.take import Taken, Taker
-from evermark.runtime import Wake
+from evermark.runtime import Pause, Steps, Wake
 from simulator.mutants.mutant import Mutant
 
 _read = SourceOwner._read
@@ -30,8 +30,11 @@ def _follows_on(self: DeliveryOwner, follower: Follower, ends: tuple[Wake, ...])
     _follow(self, follower, (ended, stopping, *others))
 
 
-def _only_stale_is_lost(self: HeldLease) -> None:
-    while not self.runtime.wait(self.limits.renew_every_s, self._closed):
+def _only_stale_is_lost(self: HeldLease) -> Steps[None]:
+    while True:
+        yield Pause(self.limits.renew_every_s, (self._closed,))
+        if self._closed.is_set():
+            return
         try:
             self.store.renew(self.lease, self.limits.ttl_s)
         except StaleError:
@@ -39,6 +42,10 @@ def _only_stale_is_lost(self: HeldLease) -> None:
             return
         except EvermarkError:
             continue
+
+
+def _never_ends(self: SourceOwner, wait_s: float, ending: Wake) -> Steps[None]:
+    yield from ()
 
 
 def _all_or_none(taker: Taker, batches: Sequence[Taken], on_taken: Callable[[Taken], None]) -> dict[int, EvermarkError]:
@@ -99,7 +106,7 @@ LOOPS: tuple[Mutant, ...] = (
     Mutant(
         "failed-for-good",
         "a partition that failed is not read again while the others are read",
-        ((SourceOwner, "_end_after", lambda self, wait_s, ending: None),),
+        ((SourceOwner, "_end_after", _never_ends),),
         first=38,
     ),
     Mutant(

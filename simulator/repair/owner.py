@@ -12,7 +12,7 @@ from evermark.ingest.repair.base import Choice, Recovery
 from evermark.ingest.repair.steps import FoundFile, RepairTarget
 from evermark.ingest.take import Taken, Taker
 from evermark.log.read import within
-from evermark.runtime import Wake
+from evermark.runtime import Steps, Wake
 from evermark.sources.base import Gap
 from simulator.instance import Instance, SimSourceNews, SimWorks
 from simulator.repair.outbox import ModelOutbox
@@ -33,13 +33,13 @@ class RepairWorks(SimWorks):
 
     def read(
         self, plan: ReadPlan, taker: Taker, on_taken: Callable[[Taken], None], ends: Sequence[Wake]
-    ) -> Mapping[int, EvermarkError]:
+    ) -> Steps[Mapping[int, EvermarkError]]:
         with self._repaired.judged():
             for partition, position in plan.starts.items():
                 self._repaired.reading_begins(partition, position)
         self._repaired.reading[self._instance.name] = set(plan.starts)
         try:
-            return super().read(plan, taker, on_taken, ends)
+            return (yield from super().read(plan, taker, on_taken, ends))
         finally:
             del self._repaired.reading[self._instance.name]
 

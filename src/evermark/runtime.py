@@ -10,23 +10,41 @@ Contract (checked by `evermark.testing.contracts.runtime` over every adapter):
   time. It clears nothing.
 - A wake may be set by any thread, also by one that the runtime did not start.
 - A task begins soon after `spawn`, beside its caller. Its end, also by an error, is seen by `join`.
+- A loop (`loop`) is a generator that yields a `Pause` where it waits, and goes on when the pause is over. While it
+  waits it needs no thread: a thousand loops that wait for a thousand idle sources are a list.
 - Ending a task is up to the task: a loop ends when a wake that it was given is set.
 """
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import random
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable, Generator, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from queue import Empty, SimpleQueue
-from typing import Protocol
+from typing import Protocol, TypeVar, cast
+
+T = TypeVar("T")
 
 # A thread that has nothing to do is kept this long: Spark ties a connection and a thread of its JVM to each.
 _IDLE_S = 10.0
+
+# Threads that loops share. More are added when one that could go on has waited for so long: the others are in the
+# middle of something that takes its time. Many at once are more likely to want a processor than to wait for a server.
+_WORKERS = 4
+_WORKERS_SOON = 32
+_SOON_S = 0.05
+_WORKERS_MAX = 2_000
+_LATE_S = 1.0
+# Loops whose beginning is heavy begin a few at a time. One more is let in when none has begun for so long.
+_BEGIN_AT_ONCE = 4
+_FOR_EVER_S = 1e9
 
 
 class Wake(Protocol):
@@ -48,6 +66,22 @@ class Task(Protocol):
 
     def join(self, timeout_s: float | None = None) -> bool:
         """Wait for its end, at most `timeout_s` (None: for ever); whether it has ended."""
+
+
+@dataclass(frozen=True)
+class Pause:
+    """A loop waits until one of the wakes is set, at most so long."""
+
+    seconds: float
+    wakes: tuple[Wake, ...] = ()
+
+
+Steps = Generator[Pause, None, T]
+
+
+class LoopTask(Task, Protocol):
+    def joining(self, timeout_s: float | None = None) -> Steps[bool]:
+        """As `join`, for another loop: a thread that waits here may be the one that this loop needs to end."""
 
 
 class Lock(AbstractContextManager[bool], Protocol):
@@ -77,6 +111,24 @@ class Runtime(Protocol):
 
     def spawn(self, name: str, work: Callable[[], object]) -> Task: ...
 
+    def loop(self, name: str, steps: Steps[object], *, heavy: bool = False) -> LoopTask:
+        """Begin a loop. With `heavy`, what it does before its first pause may wait for the beginnings of others."""
+
+
+def run_through(runtime: Runtime, steps: Steps[T]) -> T:
+    """Run a loop in the caller's own thread, which does the waiting. An error of the waiting is raised in the loop."""
+    failed: BaseException | None = None
+    while True:
+        try:
+            pause = next(steps) if failed is None else steps.throw(failed)
+        except StopIteration as end:
+            return cast("T", end.value)
+        failed = None
+        try:
+            runtime.wait(pause.seconds, *pause.wakes)
+        except BaseException as error:  # noqa: BLE001 - the loop decides, as if it had waited itself
+            failed = error
+
 
 class Log(Protocol):
     """Where a loop writes log lines for people. Loggers of structlog fit."""
@@ -90,11 +142,15 @@ class Log(Protocol):
     def error(self, event: str, **about: object) -> object: ...
 
 
+class _Waiting(Protocol):
+    def set(self) -> None: ...
+
+
 class _ThreadWake:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._set = False
-        self._waiting: list[threading.Event] = []
+        self._waiting: list[_Waiting] = []
 
     def set(self) -> None:
         with self._lock:
@@ -109,13 +165,13 @@ class _ThreadWake:
     def is_set(self) -> bool:
         return self._set
 
-    def begin_wait(self, waiting: threading.Event) -> None:
+    def begin_wait(self, waiting: _Waiting) -> None:
         with self._lock:
             self._waiting.append(waiting)
             if self._set:
                 waiting.set()
 
-    def end_wait(self, waiting: threading.Event) -> None:
+    def end_wait(self, waiting: _Waiting) -> None:
         with self._lock:
             self._waiting.remove(waiting)
 
@@ -130,6 +186,211 @@ class _ThreadTask:
         return self.ended.wait(timeout_s)
 
 
+def _ours(wakes: Iterable[Wake]) -> list[_ThreadWake]:
+    given = list(wakes)
+    mine = [wake for wake in given if isinstance(wake, _ThreadWake)]
+    assert len(mine) == len(given), "a wake of another runtime is never noticed"  # noqa: S101
+    return mine
+
+
+@dataclass(eq=False)
+class _Loop:
+    name: str
+    steps: Steps[object]
+    begins: bool  # it is heavy, and has not come to its first pause
+    pause: _LoopPause | None = None  # the last one
+    over: _ThreadWake = field(default_factory=_ThreadWake)
+    ended: threading.Event = field(default_factory=threading.Event)
+
+    def join(self, timeout_s: float | None = None) -> bool:
+        return self.ended.wait(timeout_s)
+
+    def joining(self, timeout_s: float | None = None) -> Steps[bool]:
+        if not self.over.is_set():
+            yield Pause(_FOR_EVER_S if timeout_s is None else timeout_s, (self.over,))
+        return self.over.is_set()
+
+
+@dataclass(eq=False)
+class _LoopPause:
+    """Ended once, by a wake or by its time, whichever comes first."""
+
+    loops: _Loops
+    loop: _Loop
+    wakes: list[_ThreadWake]
+    armed: bool = False  # all wakes know of it
+    over: bool = False
+
+    def set(self) -> None:
+        self.loops.end(self)
+
+
+class _Loops:
+    """Loops that share threads: each has one from the end of a pause to the beginning of the next. A clock ends pauses
+    whose time has come, and adds a thread where loops that can go on have waited for one.
+
+    No wake is touched under the lock: a wake that is set comes here with its own lock held.
+    """
+
+    def __init__(self, spawn: Callable[[str, Callable[[], object]], Task]) -> None:
+        self._spawn = spawn
+        self._lock = threading.Lock()
+        self._work = threading.Condition(self._lock)  # workers wait for it
+        self._tick = threading.Condition(self._lock)  # the clock does
+        self._tick_at: float | None = None  # None: there is no clock
+        self._ready: deque[tuple[float, _Loop]] = deque()  # since when each can go on
+        self._heavy: deque[_Loop] = deque()
+        self._due: list[tuple[float, int, _LoopPause]] = []
+        self._numbers = itertools.count()
+        self._workers = self._free = self._beginning = 0
+        self._begun_at = self._stepped_at = self._grown_at = 0.0
+
+    def begin(self, name: str, steps: Steps[object], *, heavy: bool) -> _Loop:
+        loop = _Loop(name, steps, heavy)
+        with self._lock:
+            if heavy:
+                self._heavy.append(loop)
+            else:
+                self._ready.append((time.monotonic(), loop))
+            self._have_it_done()
+        return loop
+
+    def end(self, pause: _LoopPause) -> None:
+        with self._lock:
+            self._end(pause)
+            self._have_it_done()
+
+    # under the lock
+
+    def _end(self, pause: _LoopPause) -> None:
+        if pause.armed and not pause.over:
+            self._ready.append((time.monotonic(), pause.loop))
+        pause.over = True
+
+    def _have_it_done(self) -> None:
+        can_go_on = len(self._ready) + bool(self._heavy and self._may_begin())
+        self._work.notify(can_go_on)
+        if can_go_on > self._free:
+            if self._workers < _WORKERS:
+                self._add_worker()
+            self._look_at(time.monotonic() + _SOON_S)
+        elif self._heavy:
+            self._look_at(time.monotonic() + _LATE_S)
+
+    def _may_begin(self) -> bool:
+        return self._beginning < _BEGIN_AT_ONCE or time.monotonic() - self._begun_at > _LATE_S
+
+    def _add_worker(self) -> None:
+        self._workers += 1
+        self._spawn("loops", self._serve)
+
+    def _look_at(self, at: float) -> None:
+        """The clock looks then, or before."""
+        if self._tick_at is None:
+            self._tick_at = at
+            self._spawn("loops clock", self._run_clock)
+        elif at < self._tick_at:
+            self._tick_at = at
+            self._tick.notify()
+
+    def _grow(self, now: float) -> None:
+        """Loops that can go on have waited: are the threads busy, or do they wait for a server?"""
+        waited_s = now - self._ready[0][0] if self._ready else 0.0
+        if self._heavy and self._may_begin() and not self._free:
+            waited_s = max(waited_s, now - self._begun_at)
+        every_s = _LATE_S if now - self._stepped_at < _LATE_S else _SOON_S
+        soon = self._workers < _WORKERS_SOON and waited_s >= _SOON_S
+        late = self._workers < _WORKERS_MAX and waited_s >= _LATE_S and now - self._grown_at >= every_s
+        if soon or late:
+            self._grown_at = now
+            self._add_worker()
+
+    def _next(self) -> _Loop | None:
+        """A loop that can go on, those that have begun first; None: there has been none for a while."""
+        until = time.monotonic() + _IDLE_S
+        self._free += 1
+        try:
+            while not self._ready and not (self._heavy and self._may_begin()):
+                left_s = until - time.monotonic()
+                if left_s <= 0:
+                    return None
+                self._work.wait(left_s)
+        finally:
+            self._free -= 1
+        if self._ready:
+            return self._ready.popleft()[1]
+        self._beginning += 1
+        self._begun_at = time.monotonic()
+        return self._heavy.popleft()
+
+    # threads
+
+    def _run_clock(self) -> None:
+        with self._lock:
+            while True:
+                now = time.monotonic()
+                while self._due and self._due[0][0] <= now:
+                    self._end(heapq.heappop(self._due)[2])
+                self._have_it_done()
+                self._grow(now)
+                busy = self._ready or self._heavy
+                if not busy and not self._due:
+                    self._tick_at = None
+                    return
+                self._tick_at = min([self._due[0][0]] if self._due else [], default=now + _SOON_S)
+                if busy:
+                    self._tick_at = min(self._tick_at, now + _SOON_S)
+                self._tick.wait(max(0.0, self._tick_at - now))
+
+    def _serve(self) -> None:
+        try:
+            while True:
+                with self._lock:
+                    loop = self._next()
+                if loop is None:
+                    return
+                threading.current_thread().name = loop.name
+                self._step(loop)
+        finally:
+            with self._lock:
+                self._workers -= 1
+
+    def _step(self, loop: _Loop) -> None:
+        """From one pause to the next. An error ends the loop, and this thread."""
+        if loop.pause is not None:
+            for wake in loop.pause.wakes:
+                wake.end_wait(loop.pause)
+        asked: Pause | None = None
+        try:
+            asked = next(loop.steps, None)
+        finally:
+            with self._lock:
+                self._stepped_at = time.monotonic()
+                if loop.begins:
+                    loop.begins = False
+                    self._beginning -= 1
+                    self._have_it_done()
+            if asked is None:
+                loop.ended.set()
+                loop.over.set()
+        if asked is not None:
+            self._begin_pause(loop, asked)
+
+    def _begin_pause(self, loop: _Loop, asked: Pause) -> None:
+        pause = loop.pause = _LoopPause(self, loop, _ours(asked.wakes))
+        for wake in pause.wakes:
+            wake.begin_wait(pause)
+        with self._lock:
+            pause.armed = True
+            if pause.over:  # a wake was set already
+                self._ready.append((time.monotonic(), loop))
+                self._have_it_done()
+            elif asked.seconds < _FOR_EVER_S:
+                due = time.monotonic() + max(0.0, asked.seconds)
+                heapq.heappush(self._due, (due, next(self._numbers), pause))
+                self._look_at(due)
+
+
 class Threads:
     """A `Runtime` of daemon threads, which are used again. An error that ends a task ends its thread, too, and reaches
     `threading.excepthook` under the name of the task.
@@ -138,6 +399,7 @@ class Threads:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._idle: list[SimpleQueue[_ThreadTask]] = []
+        self._loops = _Loops(self.spawn)
 
     def now(self) -> datetime:
         return datetime.now(UTC)
@@ -155,8 +417,7 @@ class Threads:
         return threading.Lock()
 
     def wait(self, seconds: float, *wakes: Wake) -> bool:
-        mine = [wake for wake in wakes if isinstance(wake, _ThreadWake)]
-        assert len(mine) == len(wakes), "a wake of another runtime is never noticed"  # noqa: S101
+        mine = _ours(wakes)
         any_set = threading.Event()
         for wake in mine:
             wake.begin_wait(any_set)
@@ -175,6 +436,9 @@ class Threads:
             threading.Thread(target=self._serve, args=(tasks,), name=name, daemon=True).start()
         tasks.put(task)
         return task
+
+    def loop(self, name: str, steps: Steps[object], *, heavy: bool = False) -> LoopTask:
+        return self._loops.begin(name, steps, heavy=heavy)
 
     def _serve(self, tasks: SimpleQueue[_ThreadTask]) -> None:
         while (task := self._next(tasks)) is not None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from collections.abc import Callable
 
 import pytest
 
 from evermark import runtime as module
-from evermark.runtime import Runtime, Threads
+from evermark.runtime import Pause, Runtime, Steps, Threads, Wake
 from evermark.testing.contracts.runtime import LONG_S, Run, RuntimeContract
 from evermark.testing.until import until
 from simulator.baton import Baton, BatonRuntime, Process
@@ -77,3 +78,92 @@ def test_an_error_that_ends_a_task_is_told_under_its_name(monkeypatch: pytest.Mo
     until(lambda: told, "the hook is told")
     assert told == [("deliver", "unforeseen")]
     assert not runtime._idle
+
+
+def waiting(runtime: Threads, over: Wake, begun: list[int]) -> Steps[None]:
+    begun.append(threading.get_ident())
+    while not over.is_set():
+        yield Pause(LONG_S, (over,))
+
+
+def test_a_thousand_loops_that_wait_need_a_handful_of_threads() -> None:
+    """GIVEN a thousand loops that wait WHEN one wake is set THEN all have ended, and few threads were ever there."""
+    runtime, over, begun = Threads(), Threads().wake(), list[int]()
+    before = threading.active_count()
+    tasks = [runtime.loop(f"loop {n}", waiting(runtime, over, begun)) for n in range(1_000)]
+    until(lambda: len(begun) == 1_000, "all have begun")
+    assert threading.active_count() - before <= module._WORKERS_SOON + 1  # and the clock
+    until(lambda: runtime._loops._free == runtime._loops._workers, "all wait")
+    over.set()
+    assert all(task.join(LONG_S) for task in tasks)
+
+
+def test_loops_that_hang_hold_up_no_neighbour() -> None:
+    """GIVEN more loops that hang, in a call or in their beginning, than there are threads WHEN another could go on THEN
+    it does, soon."""
+    runtime, gate, news = Threads(), threading.Event(), Threads().wake()
+    seen: list[float] = []
+
+    def hangs() -> Steps[None]:
+        gate.wait(LONG_S)
+        yield Pause(0.0)
+
+    def neighbour() -> Steps[None]:
+        yield Pause(LONG_S, (news,))
+        seen.append(time.monotonic())
+
+    well = runtime.loop("well", neighbour())
+    hanging = [runtime.loop(f"hangs {n}", hangs(), heavy=n % 2 == 0) for n in range(3 * module._WORKERS)]
+    late = runtime.loop("begins", neighbour(), heavy=True)
+    began = time.monotonic()
+    news.set()
+    assert well.join(LONG_S) and late.join(LONG_S)
+    assert not gate.is_set() and not hanging[0].join(0.0)
+    assert seen[0] - began < LONG_S / 4
+    gate.set()
+    assert all(task.join(LONG_S) for task in hanging)
+
+
+def test_heavy_beginnings_are_few_at_a_time_and_loops_that_have_begun_go_first() -> None:
+    """GIVEN many loops whose beginning is heavy WHEN they begin THEN a few at a time, and one that waits goes on."""
+    runtime, lock = Threads(), threading.Lock()
+    at_once, most, order = 0, 0, list[str]()
+
+    def heavy() -> Steps[None]:
+        nonlocal at_once, most
+        with lock:
+            at_once += 1
+            most = max(most, at_once)
+        time.sleep(0.005)
+        with lock:
+            at_once -= 1
+            order.append("heavy")
+        yield Pause(0.0)
+
+    def light() -> Steps[None]:
+        for _ in range(3):
+            yield Pause(0.001)
+        order.append("light")
+
+    tasks = [runtime.loop("heavy", heavy(), heavy=True) for _ in range(100)] + [runtime.loop("light", light())]
+    assert all(task.join(LONG_S) for task in tasks)
+    assert most <= module._BEGIN_AT_ONCE
+    assert order.index("light") < 50
+
+
+def test_an_error_that_ends_a_loop_is_told_under_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """GIVEN a loop that raises after a pause THEN it has ended, the hook of threads is told, and others go on."""
+    told: list[tuple[str, str]] = []
+    monkeypatch.setattr(threading, "excepthook", lambda args: told.append((args.thread.name, str(args.exc_value))))
+    runtime, over = Threads(), Threads().wake()
+
+    def fails() -> Steps[None]:
+        yield Pause(0.001)
+        raise RuntimeError("unforeseen")
+
+    other = runtime.loop("other", waiting(runtime, over, []))
+    assert runtime.loop("source shop", fails()).join(LONG_S)
+    until(lambda: told, "the hook is told")
+    assert told == [("source shop", "unforeseen")]
+    over.set()
+    assert other.join(LONG_S)

@@ -11,10 +11,11 @@ from typing import Any
 from evermark.breaker import Breaker, BreakerLimits
 from evermark.checkpoints.base import CheckpointStore
 from evermark.checkpoints.kinds import CheckpointConfig, backend_of, open_checkpoints
-from evermark.cluster.base import Holder
+from evermark.cluster.base import Holder, LeaseStore
 from evermark.cluster.liveness import this_process
 from evermark.cluster.members import instance_name
 from evermark.cluster.postgres import PostgresLeases
+from evermark.cluster.together import RenewedTogether
 from evermark.config import BotConfig, Config
 from evermark.delivery.base import SourcePartition, SubscriptionSpec
 from evermark.delivery.decide.retry import EndpointLimits
@@ -69,7 +70,7 @@ class Stores:
 
     box: SecretBox
     state: State
-    leases: PostgresLeases
+    leases: LeaseStore
     heads: PostgresHeads
     checkpoints: CheckpointStore
     store_breaker: Breaker  # of the store of checkpoints
@@ -206,7 +207,7 @@ def _stores(
 ) -> dict[str, Any]:
     return {
         "state": state,
-        "leases": PostgresLeases(state),
+        "leases": RenewedTogether(PostgresLeases(state)),
         "heads": PostgresHeads(state),
         "checkpoints": open_checkpoints(checkpoint, state),
         "store_breaker": Breaker(reading.breaker),

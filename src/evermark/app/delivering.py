@@ -22,7 +22,7 @@ from evermark.delivery.replay.plan import Due, Replay, Replayed, running_windows
 from evermark.delivery.run.live import HandoverLimits
 from evermark.delivery.run.owner import BothDeliverer, DeliveryLimits, DeliveryOwner, DeliveryWorks
 from evermark.delivery.run.parked_retries import Tried
-from evermark.delivery.status import Account, accounts, kept_for, least_cursors
+from evermark.delivery.status import Account, accounts, durable_heads, kept_for, least_cursors
 from evermark.delivery.webhook.base import Answer, Sink
 from evermark.delivery.work import Span
 from evermark.log.read import FileRange, LogReader
@@ -53,11 +53,9 @@ class DeploymentLog:
     def heads(self) -> Mapping[SourcePartition, tuple[int, datetime]]:
         now = datetime.now(UTC)
         with self._lock:
-            for source in self._d.sources:
-                for partition, head in self._d.heads.load(source).items():
-                    place = SourcePartition(source, partition)
-                    if self._seen.get(place, (-1, now))[0] != head.batch:
-                        self._seen[place] = (head.batch, now)
+            for place, batch in durable_heads(self._d.heads, self._d.sources).items():
+                if self._seen.get(place, (-1, now))[0] != batch:
+                    self._seen[place] = (batch, now)
             return dict(self._seen)
 
     def files(self, source: str) -> list[FileRange]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -23,24 +24,27 @@ from evermark.ingest.copying.steps import Copier
 from evermark.ingest.dedup import RecentIds
 from evermark.ingest.owner import IngestLimits, SourceOwner
 from evermark.ingest.pieces import Piece, ReadFrom
-from evermark.ingest.reading import ReadPlan, SourceReading
+from evermark.ingest.reading import ReadPlan, Seats, SourceReading
 from evermark.ingest.repair.base import Choice, Recovery
 from evermark.ingest.repair.steps import FoundFile, RepairTarget
+from evermark.ingest.repair.watch import RecoveryWatch
 from evermark.ingest.saving import SavingNews
 from evermark.ingest.take import Taken, Taker
 from evermark.log.append import DeltaLog
 from evermark.log.disk import require_room
+from evermark.log.head import durable_version
 from evermark.log.maintenance import MAINTENANCE_EVERY_S, Maintenance
 from evermark.log.read import FileRange, LogReader
 from evermark.log.torn import set_aside_torn, torn_checkpoints
 from evermark.observe.health import HealthBoard, PartitionHealth
 from evermark.observe.logging import get_logger
 from evermark.observe.metrics import Metrics
-from evermark.runtime import Runtime, Task, Wake, any_set
+from evermark.runtime import LoopTask, Pause, Runtime, Steps, Wake, any_set
 from evermark.sources.base import Gap, Limit
 from evermark.sources.copies import ChunkWork, Copy, Copying
 from evermark.storage import Place
 
+_MAINTENANCE_EVERY_S_MAX = 60.0  # of a log that does not grow
 _MAINTENANCE_END_S = 1.0  # a round that takes longer conflicts with nothing but a power cut
 
 
@@ -68,6 +72,7 @@ class LaneWorks:
     metrics: Metrics
     limit: Limit
     runtime: Runtime
+    seats: Seats = field(default_factory=Seats)
 
     def __post_init__(self) -> None:
         self.recoveries = self.deployment.recoveries
@@ -91,21 +96,17 @@ class LaneWorks:
             self._opened.sync()
         self.newest(self._source.partitions())
         torn_checkpoints(self._folder)
-        self._durable_version()
 
     def prepare(self) -> None:
         if self._recent is not None:
             self._recent.clear()  # the log may be another one than we left
         # The owner of other partitions may be at it just now, and commit a moment later what looked torn before.
-        with alone(self.deployment.state, f"torn commits of {self.name}"):
-            torn = set_aside_torn(self._folder, self._durable_version())
+        with alone(self.deployment.state, f"torn commits of {self.name}") as conn:
+            torn = set_aside_torn(self._folder, durable_version(conn, self.name))
         if torn:
             self._opened, self._reader = None, LogReader(self._folder)
             self._log.warning("commits that never reached the disk whole were set aside", versions=torn)
         self.prepared.set()
-
-    def _durable_version(self) -> int:
-        return max((head.delta_version for head in self.deployment.heads.load(self.name).values()), default=-1)
 
     def require_room(self) -> None:
         require_room(self._folder)
@@ -135,16 +136,16 @@ class LaneWorks:
 
     def read(
         self, plan: ReadPlan, taker: Taker, on_taken: Callable[[Taken], None], ends: Sequence[Wake]
-    ) -> Mapping[int, EvermarkError]:
+    ) -> Steps[Mapping[int, EvermarkError]]:
         of = ReadFrom(self.name, self._source, str(self._folder))
         took = self.metrics.take_seconds.labels(self.name).observe
         gaps = self.deployment.reading.gaps
         reading = SourceReading(
             of, self.limit, self.runtime, self.tasks.write_pieces, self._say_unfed, took, self._recent, gaps,
-            self.newest, self._say_jump, self._rows_before,
+            self.newest, self._say_jump, self._rows_before, self.seats,
         )  # fmt: skip
         try:
-            return reading.run(plan, taker, self._with_cache_shown(on_taken), ends)
+            return (yield from reading.steps(plan, taker, self._with_cache_shown(on_taken), ends))
         finally:
             # Reading that goes on with other partitions knows how much there is: its first batch needs no job of Spark.
             self._rows_before = reading.rows_before
@@ -187,6 +188,7 @@ class SourceRunner(SavingNews):
     delivery: DeliveryRunner
     runtime: Runtime
     share: Share = field(default_factory=Share)
+    watch: RecoveryWatch | None = None
 
     def __post_init__(self) -> None:
         self._source = self.deployment.sources[self.name]
@@ -204,24 +206,26 @@ class SourceRunner(SavingNews):
         self._copy_log = get_logger(source=self.name, part="copy")
         limits = IngestLimits(breaker=self.deployment.reading.breaker)
         self._owner = SourceOwner(
-            self.name, self._source, self.works, self, candidate, limits, self._source.divisible(), self._copier
-        )
+            self.name, self._source, self.works, self, candidate, limits, self._source.divisible(), self._copier,
+            self.watch,
+        )  # fmt: skip
         self.works.saving = self
         self._released = self.runtime.wake()
         self._monitor: SourceMonitor | None = None
         self._owned_leases: list[str] = []
-        self._maintaining: Task | None = None
-        self._task: Task | None = None
+        self._in_maintenance = threading.Lock()
+        self._grown = self.runtime.wake()  # the log has, since its last maintenance
+        self._task: LoopTask | None = None
         self._store_is_away: bool | None = None  # None: not known yet; an owner before this one may have said it
 
     def start(self, on_end: Callable[[], None]) -> None:
         """`on_end` is called when the source is let go of."""
 
-        def run() -> None:
-            self._owner.run()
+        def steps() -> Steps[None]:
+            yield from self._owner.steps()
             on_end()
 
-        self._task = self.runtime.spawn(f"source {self.name}", run)
+        self._task = self.runtime.loop(f"source {self.name}", steps(), heavy=True)
 
     def stop(self) -> None:
         self._owner.stop()
@@ -251,17 +255,17 @@ class SourceRunner(SavingNews):
         if 0 not in owned:
             return  # what is done once for a source is done where its first partition is read
         released = self._released = self.runtime.wake()
-        self._maintaining = self.runtime.spawn(f"maintenance {self.name}", lambda: self._maintain(released))
-        self._monitor = SourceMonitor(self._source, self.name, self.board, self.metrics)
+        self.runtime.loop(f"maintenance {self.name}", self._maintain(released))
+        self._monitor = SourceMonitor(self._source, self.name, self.board, self.metrics, self.runtime)
         self._monitor.start()
 
     def released(self) -> None:
         self._released.set()
-        if self._maintaining is not None:  # the next owner looks for torn commits
-            self._maintaining.join(_MAINTENANCE_END_S)
+        if self._in_maintenance.acquire(timeout=_MAINTENANCE_END_S):  # the next owner looks for torn commits
+            self._in_maintenance.release()
         if self._monitor is not None:
             self._monitor.stop()
-        self._maintaining = self._monitor = None
+        self._monitor = None
         for partition in self._owner.partitions():
             self.metrics.partition_up.labels(self.name, partition).set(0)
         for lease in self._owned_leases or [source_lease(self.name)]:
@@ -287,6 +291,7 @@ class SourceRunner(SavingNews):
             self.metrics.duplicates_dropped.labels(self.name, partition).inc(taken.duplicates)
         if not rows:
             return
+        self._grown.set()
         self.metrics.events_taken.labels(self.name, partition).inc(rows)
         self.metrics.batches_taken.labels(self.name, partition).inc()
         self.metrics.log_head.labels(self.name, partition).set(taken.batch)
@@ -422,16 +427,32 @@ class SourceRunner(SavingNews):
     def _least_cursors(self) -> dict[int, int]:
         return self.delivery.least_cursors(self.name)
 
-    def _maintain(self, released: Wake) -> None:
+    def _maintain(self, released: Wake) -> Steps[None]:
+        """Every second while batches come. A log that does not grow has ever less to be kept quick."""
         while not any_set((released, self.works.prepared)):  # not over commits that are about to be set aside
-            self.runtime.wait(MAINTENANCE_EVERY_S, released, self.works.prepared)
-        maintenance = Maintenance(self._folder, self.deployment.retention)
-        while not self.runtime.wait(MAINTENANCE_EVERY_S, released):
-            try:
-                report = maintenance.run(self._least_cursors if self._owner.may_retain() else None)
-            except Exception as error:  # noqa: BLE001 - it is tried again
-                self._log.warning("maintenance of the log failed", error=error)
-                continue
-            for what, count in vars(report).items():
-                if count:
-                    self.metrics.care.labels(what).inc(count)
+            yield Pause(MAINTENANCE_EVERY_S, (released, self.works.prepared))
+        maintenance, every_s = Maintenance(self._folder, self.deployment.retention), MAINTENANCE_EVERY_S
+        while True:
+            if every_s > MAINTENANCE_EVERY_S:
+                yield Pause(every_s - MAINTENANCE_EVERY_S, (released, self._grown))
+            yield Pause(MAINTENANCE_EVERY_S, (released,))
+            every_s = MAINTENANCE_EVERY_S if self._grown.is_set() else min(2 * every_s, _MAINTENANCE_EVERY_S_MAX)
+            self._grown.clear()
+            with self._in_maintenance:
+                if released.is_set():
+                    return
+                done = self._maintained(maintenance)
+            if done:
+                every_s = MAINTENANCE_EVERY_S
+
+    def _maintained(self, maintenance: Maintenance) -> bool:
+        """Whether there was something to do."""
+        try:
+            report = maintenance.run(self._least_cursors if self._owner.may_retain() else None)
+        except Exception as error:  # noqa: BLE001 - it is tried again
+            self._log.warning("maintenance of the log failed", error=error)
+            return False
+        counts = {what: count for what, count in vars(report).items() if count}
+        for what, count in counts.items():
+            self.metrics.care.labels(what).inc(count)
+        return bool(counts)

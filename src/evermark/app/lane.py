@@ -32,8 +32,11 @@ from evermark.delivery.store.postgres_rates import PostgresRates
 from evermark.delivery.webhook.client import use_rates
 from evermark.delivery.work import Assignment, DeliveryOptions, Result, Span, fold
 from evermark.errors import EngineError, EvermarkError
+from evermark.ingest.owner import LIMITS as INGEST_LIMITS
 from evermark.ingest.pieces import Piece, ReadFrom
+from evermark.ingest.reading import Seats
 from evermark.ingest.repair.steps import FoundFile, RepairTarget
+from evermark.ingest.repair.watch import RecoveryWatch
 from evermark.log.read import FileRange
 from evermark.observe.health import HealthBoard
 from evermark.observe.logging import forward_logging, get_logger
@@ -254,11 +257,16 @@ class _Lane:
             self._share,
         )
         self._alone = work.shards == 1
-        self._works = [LaneWorks(deployment, tasks, name, metrics, work.limit, runtime) for name in work.sources]
+        seats = Seats(len(work.sources))
+        self._works = [LaneWorks(deployment, tasks, name, metrics, work.limit, runtime, seats) for name in work.sources]
+        self._watch = RecoveryWatch(deployment.recoveries.known, runtime, self._log, INGEST_LIMITS.look_every_s)
         self._sources = [
-            SourceRunner(deployment, works, works.name, board, metrics, self._delivery, runtime, self._share)
+            SourceRunner(
+                deployment, works, works.name, board, metrics, self._delivery, runtime, self._share, self._watch
+            )
             for works in self._works
         ]
+        self._runtime = runtime
         self._parts: dict[str, SourceRunner | DeliveryRunner] = {
             DELIVERY: self._delivery,
             **{source_part(runner.name): runner for runner in self._sources},
@@ -282,8 +290,10 @@ class _Lane:
         gc.freeze()
         self._end.tell_now("lane", READY)
         try:
-            self._watch(dead)
+            self._runtime.loop("recoveries", self._watch.steps())
+            self._obey(dead)
         finally:
+            self._watch.stopped.set()
             gc.unfreeze()
             threading.excepthook = hook
             self._sink.close()
@@ -299,7 +309,7 @@ class _Lane:
         except EvermarkError as error:
             self._log.warning("predicates were not vetted beforehand; the first batch waits for it", reason=str(error))
 
-    def _watch(self, dead: list[str]) -> None:
+    def _obey(self, dead: list[str]) -> None:
         renewed = False
         while not dead:
             with suppress(queue.Empty):

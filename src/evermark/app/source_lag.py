@@ -4,23 +4,27 @@ delivered yet: for every request to /health, and every few seconds, whether this
 
 from __future__ import annotations
 
+import itertools
 import pickle
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Generic, Protocol, TypeVar
 
 from evermark.app.build import Deployment
 from evermark.breaker import Breaker, BreakerLimits
-from evermark.checkpoints.base import Checkpoint, CheckpointStore
+from evermark.checkpoints.base import Checkpoint
+from evermark.checkpoints.stores import OwnedCheckpoints
 from evermark.delivery.base import BEGINNING, CursorVector, SourcePartition
 from evermark.delivery.status import durable_heads
 from evermark.delivery.store.postgres import PostgresDelivery
 from evermark.errors import EvermarkError
 from evermark.ingest.copying.postgres import StateCopies
 from evermark.ingest.saving import AWAY
-from evermark.log.head import Head, HeadStore, PostgresHeads
+from evermark.log.head import Head, PostgresHeads
 from evermark.observe.health import FailingCopy, HealthBoard, LagWatch, SourceAnswer
 from evermark.observe.logging import get_logger, without_secrets
 from evermark.sources.base import Source, Untaken
@@ -28,6 +32,9 @@ from evermark.sources.copies import CopyState
 from evermark.sources.marks import Marks
 
 FRESH_S = 1.0  # an answer this young is not asked for again
+# Of many sources no more are asked in a second, and no more at the same time: an answer may then be as much older.
+ASKED_A_SECOND_MAX = 100
+ASKED_AT_ONCE_MAX = 16
 WAIT_S = 3.0  # a request for health is answered after this long, even if a source is silent
 OVERDUE_S = 10.0  # a source that has answered before may take this long now and then
 EVERY_S = 5.0  # asked without a request, so that the time when a lag began is known
@@ -38,6 +45,15 @@ _NO_ANSWER = "the source has not answered for {s:.0f} s when asked what there is
 _NO_ANSWER_HINT = "is its server, or the network to it, overloaded or hung?"
 
 Clock = Callable[[], float]
+V = TypeVar("V")
+
+
+class Heads(Protocol):
+    def load(self, source: str) -> Mapping[int, Head]: ...
+
+
+class Checkpoints(Protocol):
+    def list(self, source: str) -> Mapping[int, Checkpoint]: ...
 
 
 @dataclass
@@ -59,38 +75,106 @@ class LagOf:
         return lags
 
 
+class Askers:
+    """Threads that ask, so many at a time; who has no answer yet after a second is not counted any more."""
+
+    def __init__(self, clock: Clock, at_once: int = ASKED_AT_ONCE_MAX) -> None:
+        self._clock, self._at_once = clock, at_once
+        self._lock = threading.Lock()
+        self._waiting: deque[tuple[str, Callable[[], None]]] = deque()
+        self._since: dict[int, float] = {}  # by number, since when each asks
+        self._numbers = itertools.count()
+
+    def begin(self, name: str, ask: Callable[[], None]) -> None:
+        """Soon, in a thread. Raises `RuntimeError` where the machine has none to spare."""
+        with self._lock:
+            self._waiting.append((name, ask))
+            asking = sum(self._clock() - began < FRESH_S for began in self._since.values())
+            if asking >= self._at_once:
+                return
+            number = next(self._numbers)
+            self._since[number] = self._clock()
+        try:
+            threading.Thread(target=self._run, args=(number,), name=f"look {name}", daemon=True).start()
+        except RuntimeError:
+            with self._lock:
+                del self._since[number]
+            raise
+
+    def _run(self, number: int) -> None:
+        while True:
+            with self._lock:
+                if not self._waiting:
+                    del self._since[number]
+                    return
+                name, ask = self._waiting.popleft()
+                self._since[number] = self._clock()
+            threading.current_thread().name = f"look {name}"
+            ask()
+
+
+class SeenTogether(Generic[V]):
+    """What State has of each source, looked up for all of them, once a second at most."""
+
+    def __init__(self, load_all: Callable[[], Mapping[tuple[str, int], V]], clock: Clock) -> None:
+        self._load_all, self._clock = load_all, clock
+        self._lock = threading.Lock()
+        self._at = float("-inf")
+        self._found: dict[str, dict[int, V]] = {}
+
+    def list(self, source: str) -> Mapping[int, V]:
+        return self.load(source)
+
+    def load(self, source: str) -> Mapping[int, V]:
+        with self._lock:
+            if self._clock() - self._at >= FRESH_S:
+                found: dict[str, dict[int, V]] = {}
+                for (name, partition), row in self._load_all().items():
+                    found.setdefault(name, {})[partition] = row
+                self._found, self._at = found, self._clock()
+            return self._found.get(source, {})
+
+
 class Look:
     """One question, asked by one thread at a time; a thread that hangs is left behind, a few of them at most."""
 
-    def __init__(self, name: str, ask: Callable[[], None], late: Callable[[float], None], clock: Clock) -> None:
+    def __init__(
+        self,
+        name: str,
+        ask: Callable[[], None],
+        late: Callable[[float], None],
+        clock: Clock,
+        askers: Askers | None = None,
+        fresh_s: float = FRESH_S,
+    ) -> None:
         self._name = name
+        self._askers = askers or Askers(clock)
+        self._fresh_s = fresh_s
         self._ask = ask
         self._late = late  # told for how long there has been no answer
         self._clock = clock
         self._changed = threading.Condition()
         self._answered = float("-inf")
         self._made = clock()
-        self._running: list[tuple[threading.Thread, float]] = []
+        self._running: list[float] = []  # when each question that has no answer yet was asked
 
     def begin(self) -> None:
         """Ask, unless the last answer is fresh or an answer is awaited."""
         now = self._clock()
         with self._changed:
-            self._running = [(thread, began) for thread, began in self._running if thread.is_alive()]
-            waited_for = any(now - began < OVERDUE_S for _, began in self._running)
-            if waited_for or now - self._answered < FRESH_S or len(self._running) > _HUNG_MAX:
+            waited_for = any(now - began < OVERDUE_S for began in self._running)
+            if waited_for or now - self._answered < self._fresh_s or len(self._running) > _HUNG_MAX:
                 return
-            thread = threading.Thread(target=self._look, args=(now,), name=f"look {self._name}", daemon=True)
-            try:
-                thread.start()
-            except RuntimeError:
-                return  # the machine has no thread to spare: that there is no answer is said soon
-            self._running.append((thread, now))
+            self._running.append(now)
+        try:
+            self._askers.begin(self._name, lambda: self._look(now))
+        except RuntimeError:  # the machine has no thread to spare: that there is no answer is said soon
+            self._ended(now)
 
     def wait(self, until: float) -> None:
         """Wait for a fresh answer, at most until `until`. Then a long silence is reported."""
         with self._changed:
-            while self._clock() - self._answered >= FRESH_S:
+            while self._clock() - self._answered >= self._fresh_s:
                 left = until - self._clock()
                 if left <= 0 or not self._changed.wait(left):
                     break
@@ -103,11 +187,16 @@ class Look:
             self._ask()
         except Exception as error:  # noqa: BLE001 - asked again; that there is no answer is said soon
             get_logger(part="lag").warning("a look failed", what=self._name, error=error)
+            self._ended(began)
             return
         with self._changed:
-            self._running = [(thread, at) for thread, at in self._running if at != began]
             self._answered = self._clock()
             self._changed.notify_all()
+        self._ended(began)
+
+    def _ended(self, began: float) -> None:
+        with self._changed:
+            self._running = [at for at in self._running if at != began]
 
 
 class Lags:
@@ -124,13 +213,19 @@ class Lags:
         self._delivery = PostgresDelivery(self._state)
         self._copies = StateCopies(self._state)
         self._groups: dict[SourcePartition, Marks] = {}
-        checkpoints = deployment.checkpoints_through(self._state)
+        heads: Heads = self._heads
+        checkpoints: Checkpoints = deployment.checkpoints_through(self._state)
+        if len(self._names) > ASKED_AT_ONCE_MAX:  # a statement for each would be hundreds a second
+            heads = SeenTogether(self._heads.load_all, clock)
+            if isinstance(checkpoints, OwnedCheckpoints):
+                checkpoints = SeenTogether(checkpoints.list_all, clock)
         self._sources = [
-            SourceLook(name, source, checkpoints, board, clock, self._heads)
-            for name, source in deployment.sources.items()
+            SourceLook(name, source, checkpoints, board, clock, heads) for name, source in deployment.sources.items()
         ]
+        askers, self._every_s = Askers(clock), max(EVERY_S, len(self._names) / ASKED_A_SECOND_MAX)
+        fresh_s = max(FRESH_S, len(self._names) / ASKED_A_SECOND_MAX)
         self._looks = [
-            *(Look(each.name, each.ask, each.late, clock) for each in self._sources),
+            *(Look(each.name, each.ask, each.late, clock, askers, fresh_s) for each in self._sources),
             Look("delivery", self._ask_delivery, lambda _: None, clock),
             Look("copies", self._ask_copies, lambda _: None, clock),
         ]
@@ -165,7 +260,7 @@ class Lags:
                 self._say_lags()
             except Exception as error:  # noqa: BLE001 - asked again
                 self._log.warning("the lag could not be asked for", error=error)
-            if self._stopping.wait(EVERY_S):
+            if self._stopping.wait(self._every_s):
                 return
 
     def _say_lags(self) -> None:
@@ -230,10 +325,10 @@ class SourceLook:
 
     name: str
     source: Source
-    checkpoints: CheckpointStore
+    checkpoints: Checkpoints
     board: HealthBoard
     clock: Clock
-    heads: HeadStore | None = None
+    heads: Heads | None = None
     _store: Breaker = field(default_factory=lambda: Breaker(BreakerLimits(threshold=1)), init=False)
     _away: EvermarkError | None = field(default=None, init=False)
     _known_heads: Mapping[int, Head] = field(default_factory=dict, init=False)

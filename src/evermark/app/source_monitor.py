@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -10,6 +9,7 @@ from dataclasses import dataclass, field
 from evermark.observe.health import HealthBoard
 from evermark.observe.logging import get_logger
 from evermark.observe.metrics import Metrics
+from evermark.runtime import Pause, Runtime, Steps, Threads
 from evermark.sources.base import Condition, Source, Warned
 
 EVERY_S = 15.0
@@ -17,7 +17,6 @@ UPKEEP_EVERY_S = 3600.0
 UPKEEP_AGAIN_S = 300.0
 UPKEEP_DUE_S = 60.0  # the least time between upkeeps that the source asks for
 WARN_AGAIN_S = 600.0
-_JOIN_S = 1.0
 
 
 @dataclass
@@ -38,12 +37,13 @@ class WarningThrottle:
 
 @dataclass(eq=False)
 class SourceMonitor:
-    """One thread per owned source. A source that cannot be asked is not warned of here: its reading says so."""
+    """A loop per owned source. A source that cannot be asked is not warned of here: its reading says so."""
 
     source: Source
     name: str
     board: HealthBoard
     metrics: Metrics
+    runtime: Runtime = field(default_factory=Threads)
     every_s: float = EVERY_S
     clock: Callable[[], float] = time.monotonic
 
@@ -52,24 +52,22 @@ class SourceMonitor:
         self._shown: set[str] = set()
         self._keep_up_at = float("-inf")
         self._kept_up_at = float("-inf")
-        self._stopping = threading.Event()
+        self._stopping = self.runtime.wake()
         self._log = get_logger(source=self.name, part="watch")
-        self._thread = threading.Thread(target=self._run, name=f"watch {self.name}", daemon=True)
+        self._stale_shown = True  # not known: the lane before may have said something
 
     def start(self) -> None:
-        self._thread.start()
+        self.runtime.loop(f"watch {self.name}", self._steps())
 
     def stop(self) -> None:
         """Does not wait for a server that answers late: asking changes nothing."""
         self._stopping.set()
-        self._thread.join(_JOIN_S)
 
-    def _run(self) -> None:
-        while True:
+    def _steps(self) -> Steps[None]:
+        while not self._stopping.is_set():
             self._keep_up()
             self._look()
-            if self._stopping.wait(self.every_s):
-                break
+            yield Pause(self.every_s, (self._stopping,))
         self._show(Condition())  # a source of another instance shows nothing here
 
     def _look(self) -> None:
@@ -94,10 +92,12 @@ class SourceMonitor:
         for name, value in found.gauges.items():
             self.metrics.source_gauge.labels(self.name, name).set(value)
         self._shown = set(found.gauges)
-        self.board.stale(
-            self.name,
-            {p: (stale.count, {each.stream: each.reason for each in stale.first}) for p, stale in found.stale.items()},
-        )
+        stale = {
+            p: (stale.count, {each.stream: each.reason for each in stale.first}) for p, stale in found.stale.items()
+        }
+        if stale or self._stale_shown:  # of a thousand sources few have something to tell
+            self.board.stale(self.name, stale)
+        self._stale_shown = bool(stale)
 
     def _keep_up(self) -> None:
         now = self.clock()

@@ -36,6 +36,10 @@ class OwnedCheckpoints:
     def list(self, source: str) -> dict[int, Checkpoint]:
         return self._rows.load(source)
 
+    def list_all(self) -> dict[tuple[str, int], Checkpoint]:
+        """Of all sources, by source and partition."""
+        return self._rows.load_all()
+
     def delete(self, source: str, partition: int) -> None:
         self._rows.delete(source, partition)
 

@@ -54,11 +54,13 @@ def fenced(state: State, lease: str, epoch: int, own: str | None = None) -> Iter
 
 
 @contextmanager
-def alone(state: State, work: str) -> Iterator[None]:
-    """One process at a time does this work, whichever partitions it owns."""
+def alone(state: State, work: str) -> Iterator[Connection]:
+    """One process at a time does this work, whichever partitions it owns. What it asks State meanwhile it asks through
+    this connection: some sources that each wait for a second one would wait for each other.
+    """
     with state.transaction() as conn:
         conn.execute("select pg_advisory_xact_lock(hashtextextended(%s, 0))", (f"{state.schema}:{work}",))
-        yield
+        yield conn
 
 
 def stale(lease: str, epoch: int) -> StaleError:

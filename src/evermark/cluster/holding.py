@@ -10,11 +10,12 @@ from typing import TypeVar
 
 from evermark.cluster.base import Holder, Lease, LeaseStore
 from evermark.errors import BusyError, EvermarkError, StaleError
-from evermark.runtime import Log, Runtime, Wake, any_set
+from evermark.runtime import Log, Pause, Runtime, Steps, Wake, any_set, run_through
 
 T = TypeVar("T")
 
 _TRIES = 3
+_UNSHARED_LOOK_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -81,13 +82,16 @@ class HeldLease:
         self._changed = self.runtime.wake()
         if self.share is not None:
             self.share.watch(self._changed)
-        self._task = self.runtime.spawn(f"lease {self.lease.name}", self._renew)
+        self._task = self.runtime.loop(f"lease {self.lease.name}", self._renew())
 
     def close(self) -> None:
+        run_through(self.runtime, self.closing())
+
+    def closing(self) -> Steps[None]:
         self._closed.set()
         if self.share is not None:
             self.share.unwatch(self._changed)
-        self._task.join(self.limits.ttl_s)
+        yield from self._task.joining(self.limits.ttl_s)
         try:
             self.store.release(self.lease, *self.also)
         except EvermarkError as error:
@@ -98,7 +102,7 @@ class HeldLease:
         for lease in (self.lease, *self.also):
             self.store.require(lease)
 
-    def _closed_within(self, seconds: float) -> bool:
+    def _closed_within(self, seconds: float) -> Steps[bool]:
         """Wait so long, and look meanwhile whether other leases are to be held."""
         until = self.runtime.monotonic() + seconds
         while self.share is not None and not any_set((self.moved, self._closed)):
@@ -112,8 +116,9 @@ class HeldLease:
                 self.moved.set()
             else:
                 poll_s = min(left_s, self.limits.handoff_poll_s) if missing else left_s
-                self.runtime.wait(poll_s, self._closed, self._changed)
-        return self.runtime.wait(max(0.0, until - self.runtime.monotonic()), self._closed)
+                yield Pause(poll_s, (self._closed, self._changed))
+        yield Pause(max(0.0, until - self.runtime.monotonic()), (self._closed,))
+        return self._closed.is_set()
 
     def _is_one_free(self, missing: Sequence[str]) -> bool:
         try:
@@ -121,9 +126,9 @@ class HeldLease:
         except EvermarkError:
             return False  # renewing says so
 
-    def _renew(self) -> None:
+    def _renew(self) -> Steps[None]:
         limits, missed_s = self.limits, 0.0
-        while not self._closed_within(limits.renew_every_s):
+        while not (yield from self._closed_within(limits.renew_every_s)):
             try:
                 for lease in (self.lease, *self.also):
                     self.store.renew(lease, limits.ttl_s)
@@ -165,6 +170,16 @@ class Candidate:
         on_error: Callable[[EvermarkError], None] = lambda _: None,
         others: Sequence[str] = (),
     ) -> HeldLease | None:
+        return run_through(self.runtime, self.acquiring(name, stopping, on_standby, on_error, others))
+
+    def acquiring(
+        self,
+        name: str,
+        stopping: Wake,
+        on_standby: Callable[[], None],
+        on_error: Callable[[EvermarkError], None] = lambda _: None,
+        others: Sequence[str] = (),
+    ) -> Steps[HeldLease | None]:
         """Wait for the lease; None when told to stop first. An error of the store goes to `on_error`.
 
         With `others`, the lease `name` is divided: each is taken apart, and those of them that are ours are waited for
@@ -173,7 +188,7 @@ class Candidate:
         changed = self.runtime.wake()
         self.share.watch(changed)
         try:
-            return self._waited_for(name, stopping, on_standby, on_error, others, changed)
+            return (yield from self._waited_for(name, stopping, on_standby, on_error, others, changed))
         finally:
             self.share.unwatch(changed)
 
@@ -185,7 +200,7 @@ class Candidate:
         on_error: Callable[[EvermarkError], None],
         others: Sequence[str],
         changed: Wake,
-    ) -> HeldLease | None:
+    ) -> Steps[HeldLease | None]:
         said: str | None = None  # the error that was told last; empty: that another instance has the lease
         while not stopping.is_set():
             changed.clear()
@@ -202,7 +217,9 @@ class Candidate:
                 if said != "":
                     on_standby()
                 said = ""
-            self.runtime.wait(self.limits.standby_poll_s, stopping, changed)
+            # What is not this process's to take need not be asked for: it is told when that changes.
+            is_asked_for = bool(self.share.of((name, *others)))
+            yield Pause(self.limits.standby_poll_s if is_asked_for else _UNSHARED_LOOK_S, (stopping, changed))
         return None
 
     def _acquired(self, name: str, others: Sequence[str]) -> list[Lease]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
@@ -11,6 +12,7 @@ from evermark.cluster import liveness
 from evermark.cluster.base import Holder, Lease
 from evermark.cluster.fence import stale
 from evermark.cluster.liveness import Held, IsGone, epoch_for
+from evermark.errors import StaleError
 
 
 class MemoryLeases:
@@ -69,6 +71,14 @@ class MemoryLeases:
         with self._lock:
             held = self._ours(lease)
             self._held[lease.name] = replace(held, expires_at=self._clock() + timedelta(seconds=ttl_s))
+
+    def renew_all(self, leases: Sequence[Lease], ttl_s: float) -> set[Lease]:
+        kept: set[Lease] = set()
+        for lease in leases:
+            with suppress(StaleError):
+                self.renew(lease, ttl_s)
+                kept.add(lease)
+        return kept
 
     def release(self, *leases: Lease) -> None:
         with self._lock:

@@ -52,6 +52,16 @@ update leases set expires_at = clock_timestamp() + make_interval(secs => %s)
 where name = %s and epoch = %s and instance is not null
 """
 
+# Locked in one order, as by all others that lock several.
+_RENEW_ALL = """
+with mine as materialized (
+    select l.name from leases l join unnest(%s::text[], %s::bigint[]) as given (name, epoch) using (name, epoch)
+    where l.instance is not null order by l.name for no key update of l
+)
+update leases l set expires_at = clock_timestamp() + make_interval(secs => %s) from mine where l.name = mine.name
+returning l.name, l.epoch
+"""
+
 # `for update` first, so that a release waits for the fenced transactions that are still running.
 _RELEASE = """
 with locked as materialized (select name from leases where name = %s and epoch = %s for update)
@@ -128,6 +138,12 @@ class PostgresLeases:
         with self._state.connection() as conn:
             if conn.execute(_RENEW, (ttl_s, lease.name, lease.epoch)).rowcount != 1:
                 raise stale(lease.name, lease.epoch)
+
+    def renew_all(self, leases: Sequence[Lease], ttl_s: float) -> set[Lease]:
+        """Those that are still ours, renewed."""
+        names, epochs = [lease.name for lease in leases], [lease.epoch for lease in leases]
+        with self._state.connection() as conn:
+            return {Lease(*row) for row in conn.execute(_RENEW_ALL, (names, epochs, ttl_s))}
 
     def release(self, *leases: Lease) -> None:
         with self._state.transaction() as conn:

@@ -150,6 +150,7 @@ class SecretsConfig(Model):
 # Each needs two of Spark's slots while it is renewed; the others are for backlog, replays and repair. How many slots
 # there are is compared where the master is known (`spark_master.require_slots`).
 LANES_MAX = 64
+SOURCES_MAX = 10_000
 CORES_MAX = 100_000
 
 
@@ -286,7 +287,7 @@ class Config(Model):
     spark: SparkConfig = SparkConfig()
     server: ServerConfig = ServerConfig()
     sources: Annotated[
-        dict[_Name, Annotated[SerializeAsAny[SourceConfig], PlainValidator(_source)]], Field(max_length=1000)
+        dict[_Name, Annotated[SerializeAsAny[SourceConfig], PlainValidator(_source)]], Field(max_length=SOURCES_MAX)
     ] = Field(default_factory=dict)
     subscriptions: Annotated[dict[_Name, SubscriptionConfig], Field(max_length=10_000)] = Field(default_factory=dict)
     bots: Annotated[dict[_Name, BotConfig], Field(max_length=10_000)] = Field(default_factory=dict)

@@ -68,8 +68,9 @@ def accounts(
 
 
 def durable_heads(heads: HeadStore, sources: Iterable[str]) -> dict[SourcePartition, int]:
-    """How far the log may be read, per partition."""
-    return {SourcePartition(source, p): head.batch for source in sources for p, head in heads.load(source).items()}
+    """How far the log may be read, per partition; looked up for all sources at once."""
+    wanted = frozenset(sources)
+    return {SourcePartition(*place): head.batch for place, head in heads.load_all().items() if place[0] in wanted}
 
 
 def kept_for(

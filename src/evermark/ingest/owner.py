@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Protocol
 
 from evermark.breaker import Breaker, BreakerLimits, BreakerState
@@ -21,9 +20,10 @@ from evermark.ingest.copying.steps import Copier
 from evermark.ingest.gather import WHOLE_SOURCE
 from evermark.ingest.reading import ReadPlan
 from evermark.ingest.repair.steps import Repairer, RepairNews, RepairWorks
+from evermark.ingest.repair.watch import RecoveryWatch
 from evermark.ingest.resume import Resume
 from evermark.ingest.take import Taken, Taker
-from evermark.runtime import Wake, any_set
+from evermark.runtime import Pause, Steps, Wake, any_set, run_through
 from evermark.sources.base import Source
 
 
@@ -55,7 +55,7 @@ class SourceWorks(RepairWorks, Protocol):
 
     def read(
         self, plan: ReadPlan, taker: Taker, on_taken: Callable[[Taken], None], ends: Sequence[Wake]
-    ) -> Mapping[int, EvermarkError]:
+    ) -> Steps[Mapping[int, EvermarkError]]:
         """Read batch after batch, and have each taken (`take_each`), until one of the wakes is set or something fails.
 
         Returns when all reading has ended: the failures by partition, `WHOLE_SOURCE` for any other failure.
@@ -103,6 +103,8 @@ class SourceOwner:
     # Makes what copies rows beside the reading: of an epoch, what asks whether a gap is open, and what steps down.
     copier: Callable[[int, Callable[[], bool], Callable[[], None]], Copier | None] = lambda *_: None
 
+    watch: RecoveryWatch | None = None  # looks for gaps of many sources
+
     def __post_init__(self) -> None:
         self._runtime, self._log = self.candidate.runtime, self.candidate.log
         self._stopping = self._runtime.wake()
@@ -148,26 +150,29 @@ class SourceOwner:
         return source_lease(self.name, partition if self.divided else 0) in self._held_names
 
     def run(self) -> None:
+        run_through(self._runtime, self.steps())
+
+    def steps(self) -> Steps[None]:
         while not self._stopping.is_set():
-            held = self._acquired()
+            held = yield from self._acquired()
             if held is None:
                 return
             self._held_names = held.names
             self._log.info("source owned", epoch=held.lease.epoch, **self._which())
             self.news.owned()
             try:
-                self._own(held)
+                yield from self._own(held)
             except Exception as error:  # noqa: BLE001 - an unknown failure must not end the loop in silence
-                self._whole_source_failed(known(error))
+                yield from self._whole_source_failed(known(error))
             finally:
                 self.news.released()
-                held.close()
+                yield from held.closing()
                 self._held_names = frozenset()
 
-    def _acquired(self) -> HeldLease | None:
+    def _acquired(self) -> Steps[HeldLease | None]:
         first = source_lease(self.name)
         others = [source_lease(self.name, p) for p in self.partitions() if p] if self.divided else []
-        return self.candidate.acquire(first, self._stopping, self._say_standby, self.news.unowned, others)
+        return self.candidate.acquiring(first, self._stopping, self._say_standby, self.news.unowned, others)
 
     def _which(self) -> dict[str, object]:
         return {"partitions": self.owned_partitions()} if self.divided else {}
@@ -176,7 +181,7 @@ class SourceOwner:
         self._log.info("standing by: another instance owns this source")
         self.news.standby()
 
-    def _own(self, held: HeldLease) -> None:
+    def _own(self, held: HeldLease) -> Steps[None]:
         epoch = held.lease.epoch
         self._checked = False
         self.works.prepare()
@@ -194,21 +199,22 @@ class SourceOwner:
             self._on_repaired,
             self._stepped_down.set,
             self._is_mine,
+            self.watch,
         )
-        task = self._runtime.spawn(f"repair {self.name}", repairer.run)
+        repairing = self._runtime.loop(f"repair {self.name}", repairer.steps())
         first = self._is_mine(0)  # its owner also does what is not done for each partition
         copier = self.copier(epoch, lambda: bool(repairer.partitions()), self._stepped_down.set) if first else None
         copying = self._runtime.spawn(f"copy {self.name}", copier.run) if copier is not None else None
         try:
-            self._read_on(held, self.works.open_log(epoch)[1], repairer)
+            yield from self._read_on(held, self.works.open_log(epoch)[1], repairer)
         finally:
             repairer.stopped.set()
             if copier is not None and copying is not None:
                 copier.stopped.set()
                 copying.join(self.limits.copier_end_s)  # its tasks may wait for others; what they write late is refused
-            task.join()
+            yield from repairing.joining()
 
-    def _read_on(self, held: HeldLease, taker: Taker, repairer: Repairer) -> None:
+    def _read_on(self, held: HeldLease, taker: Taker, repairer: Repairer) -> Steps[None]:
         runtime, over = self._runtime, (self._stopping, held.lost, held.moved, self._stepped_down)
         while not any_set(over):
             # Before anything is looked at: from here on no request to end is missed.
@@ -216,7 +222,7 @@ class SourceOwner:
             active, wait_s = self._ready_partitions(repairer.partitions())
             if not active:
                 look_s = self.limits.look_every_s
-                runtime.wait(look_s if wait_s is None else min(wait_s, look_s), *over)
+                yield Pause(look_s if wait_s is None else min(wait_s, look_s), over)
                 continue
             self._reading = frozenset(active)
             began = runtime.monotonic()
@@ -224,8 +230,8 @@ class SourceOwner:
                 if self._reading & repairer.partitions():  # one of them is being repaired since
                     continue
                 if wait_s is not None:
-                    runtime.spawn(f"wait {self.name}", partial(self._end_after, wait_s, ending))
-                failed = self._read(taker, active, (ending, *over))
+                    runtime.loop(f"wait {self.name}", self._end_after(wait_s, ending))
+                failed = yield from self._read(taker, active, (ending, *over))
             finally:
                 self._reading = frozenset()
                 ending.set()
@@ -238,10 +244,10 @@ class SourceOwner:
             if failed and not self._blame(failed, active, held, repairer):
                 return
 
-    def _end_after(self, wait_s: float, ending: Wake) -> None:
+    def _end_after(self, wait_s: float, ending: Wake) -> Steps[None]:
         """A partition that failed is read again when its time has come, though the others are read meanwhile."""
-        if not self._runtime.wait(wait_s, ending):
-            ending.set()
+        yield Pause(wait_s, (ending,))
+        ending.set()
 
     def _blame(
         self, failed: Mapping[int, EvermarkError], active: Sequence[int], held: HeldLease, repairer: Repairer
@@ -266,7 +272,7 @@ class SourceOwner:
         self._note_failure(noted, is_sure=is_sure)
         return True
 
-    def _read(self, taker: Taker, active: Sequence[int], ends: Sequence[Wake]) -> Mapping[int, EvermarkError]:
+    def _read(self, taker: Taker, active: Sequence[int], ends: Sequence[Wake]) -> Steps[Mapping[int, EvermarkError]]:
         resumes: dict[int, Resume] = {}
         try:
             self.works.require_room()  # reading that begins looks healthy until its first batch
@@ -286,7 +292,7 @@ class SourceOwner:
             return {}
         plan = ReadPlan(starts, {p: r.batch for p, r in resumes.items()}, {p: r.repeats_to for p, r in resumes.items()})
         try:
-            return _excused(self.works.read(plan, taker, self._taken, ends), resumes)
+            return _excused((yield from self.works.read(plan, taker, self._taken, ends)), resumes)
         except EvermarkError as error:
             return {WHOLE_SOURCE: error}
 
@@ -322,7 +328,7 @@ class SourceOwner:
                 self._log.error("partition stopped", partition=partition, error=error)
             self.news.failed(partition, error, again_in_s)
 
-    def _whole_source_failed(self, error: EvermarkError) -> None:
+    def _whole_source_failed(self, error: EvermarkError) -> Steps[None]:
         if action_for(error) is Action.STEP_DOWN:
             self._step_down(error)
             return
@@ -330,7 +336,7 @@ class SourceOwner:
         # As long as the partitions wait: the lease is not taken anew only to fail again.
         not_before = [trouble.not_before for trouble in self._trouble.values() if not trouble.stopped]
         wait_s = min(not_before, default=0.0) - self._runtime.monotonic()
-        self._runtime.wait(max(self.limits.look_every_s, wait_s), self._stopping)
+        yield Pause(max(self.limits.look_every_s, wait_s), (self._stopping,))
 
     def _step_down(self, error: EvermarkError) -> None:
         self._log.warning("stepping down", error=error)

@@ -6,6 +6,7 @@ come back, and only this loop commits them.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -18,7 +19,7 @@ from evermark.ingest.gaps import GapLimits, JumpWatch
 from evermark.ingest.gather import WHOLE_SOURCE, Gathered, gather
 from evermark.ingest.pieces import Piece, ReadFrom, error_fields, pieces_of, written, written_fed
 from evermark.ingest.take import Taken, Taker, take_each
-from evermark.runtime import Runtime, Wake, any_set
+from evermark.runtime import Pause, Runtime, Steps, Wake, any_set, run_through
 from evermark.sources.base import Feed, Limit, Slice
 
 # A source may let `latest` block this long: a loop that is told to end hears it after that time.
@@ -34,6 +35,12 @@ _ASK_ROWS = 50_000
 _FEED_WELL_S = 60.0
 _ASK_EVERY_S = 0.1
 _FEED_BACKOFF_MAX_S = 60.0
+
+# Of more sources than seats only those that had news within this time wait for more; others are asked at a pace.
+SEATS = 16
+_RECENT_S = 10.0
+_PACE_SHARE = 0.1
+PACE_S_MAX = 5.0
 
 # After a small batch: as long as this share of what it took, at most so long.
 _REST_SHARE = 6.0
@@ -95,6 +102,40 @@ class FeedChoice:
         self.again_at = now + backoff_s(self.failures, max_s=_FEED_BACKOFF_MAX_S)
 
 
+def pace_s(idle_s: float) -> float:
+    """How often a source is asked that cannot wait for something new: an event that comes is seen after a tenth of the
+    time that nothing came, and after a few seconds at most.
+    """
+    return min(max(_ASK_EVERY_S, _PACE_SHARE * idle_s), PACE_S_MAX)
+
+
+@dataclass(eq=False)
+class Seats:
+    """Sources of one process that may wait for something new, each in a thread: all of them where they are few; else
+    only as many, of those that had something new a moment ago.
+    """
+
+    sources: int = 1
+    _waiting: int = 0
+
+    def __post_init__(self) -> None:
+        self._lock = threading.Lock()
+
+    def taken(self, idle_s: float) -> bool:
+        """Whether there is a seat, which is then to be left."""
+        if self.sources > SEATS and idle_s > _RECENT_S:
+            return False
+        with self._lock:
+            if self._waiting >= SEATS:
+                return False
+            self._waiting += 1
+        return True
+
+    def left(self) -> None:
+        with self._lock:
+            self._waiting -= 1
+
+
 @dataclass
 class SourceReading:
     """`run` returns when one of its wakes is set, or something failed: the failures by partition."""
@@ -110,6 +151,7 @@ class SourceReading:
     newest: Callable[[Sequence[int]], Mapping[int, Seen]] = lambda _: {}  # as `SourceWorks.newest`
     on_jump: Callable[[int, float], None] = lambda _partition, _jump_s: None
     rows_before: int | None = None  # of the last batch; None: not known
+    seats: Seats = field(default_factory=Seats)
 
     def __post_init__(self) -> None:
         self._jumps = JumpWatch(self.gaps)
@@ -118,11 +160,18 @@ class SourceReading:
         self._feeds: dict[int, Feed] = {}
         self._feeds_began = 0.0
         self._news = self.runtime.wake()
+        self._news_at = self.runtime.monotonic()
         self._ends: Sequence[Wake] = ()
 
     def run(
         self, plan: ReadPlan, taker: Taker, on_taken: Callable[[Taken], None], ends: Sequence[Wake]
     ) -> Mapping[int, EvermarkError]:
+        return run_through(self.runtime, self.steps(plan, taker, on_taken, ends))
+
+    def steps(
+        self, plan: ReadPlan, taker: Taker, on_taken: Callable[[Taken], None], ends: Sequence[Wake]
+    ) -> Steps[Mapping[int, EvermarkError]]:
+        """A loop that pauses where the source has nothing; while events come it keeps its thread."""
         self._plan, self._at, self._batches, self._ends = plan, dict(plan.starts), dict(plan.batches), ends
         try:
             self._choose(self.rows_before)
@@ -131,7 +180,7 @@ class SourceReading:
                 if self.recent is not None:
                     self.recent.forget_read()
                 try:
-                    rows = self._fed() if self._feeds else self._asked()
+                    rows = yield from self._fed() if self._feeds else self._asked()
                 except EvermarkError as error:
                     return {WHOLE_SOURCE if error.partition is None else error.partition: error}
                 if any_set(ends):  # what was written is left behind, and read again by the next owner
@@ -211,7 +260,7 @@ class SourceReading:
             feed.close()
         self._feeds.clear()
 
-    def _fed(self) -> list[dict[str, Any]]:
+    def _fed(self) -> Steps[list[dict[str, Any]]]:
         """Reports of what the source has sent; none if nothing has come for a while."""
         self._news.clear()
         try:
@@ -224,7 +273,7 @@ class SourceReading:
             self._unfed(error)
             return []
         if not rows:
-            self.runtime.wait(WAIT_S_MAX, self._news, *self._ends)
+            yield Pause(WAIT_S_MAX, (self._news, *self._ends))
         return rows
 
     def _piece(self, partition: int, end: str) -> Piece:
@@ -232,13 +281,23 @@ class SourceReading:
         exclude = excluded_from(start, source.may_repeat_from(partition, start), self._plan.repeats_to.get(partition))
         return Piece(Slice(partition, start, end), self._batches[partition] + 1, start, end, exclude)
 
-    def _asked(self) -> list[dict[str, Any]]:
+    def _asked(self) -> Steps[list[dict[str, Any]]]:
+        """A source that waits for something new needs a thread for it; others, and all where there is no place for
+        one more, are asked now and then."""
         began = self.runtime.monotonic()
-        ends = self._offered(self._at, replace(self.limit, wait_s=min(self.limit.wait_s, WAIT_S_MAX)))
+        idle_s = began - self._news_at
+        waits = self.seats.taken(idle_s)
+        try:
+            wait_s = min(self.limit.wait_s, WAIT_S_MAX) if waits else 0.0
+            ends = self._offered(self._at, replace(self.limit, wait_s=wait_s))
+        finally:
+            if waits:
+                self.seats.left()
         if ends == self._at:
-            # A source that has nothing and does not wait for something is not asked without a pause.
-            self.runtime.wait(max(0.0, _ASK_EVERY_S - (self.runtime.monotonic() - began)), *self._ends)
+            asked_every_s = _ASK_EVERY_S if waits else pace_s(idle_s)
+            yield Pause(max(0.0, asked_every_s - (self.runtime.monotonic() - began)), tuple(self._ends))
             return []
+        self._news_at = self.runtime.monotonic()
         return self._rows(self._plan, self._at, ends, self._batches)
 
     def _offered(self, at: Mapping[int, str], limit: Limit) -> dict[int, str]:

@@ -18,7 +18,7 @@ from typing import Any
 from evermark.cluster.memory import MemoryLeases
 from evermark.cluster.owned import AlsoSaved, MemoryRows, OwnedRows, PostgresRows
 from evermark.errors import ConflictError, StaleError
-from evermark.state.connection import State
+from evermark.state.connection import Connection, State
 
 
 @dataclass(frozen=True)
@@ -81,6 +81,12 @@ class HeadStore:
             require_next(stored, head, f"{source}/{partition}", recovered=recovered)
 
         return self._rows.save(source, partition, head, require, also)
+
+
+def durable_version(conn: Connection, source: str) -> int:
+    """The version of the table up to which a source's log is durable; -1 before its first batch."""
+    row = conn.execute("select max(delta_version) from log_head where source = %s", (source,)).fetchone()
+    return int(row[0]) if row is not None and row[0] is not None else -1
 
 
 class PostgresHeads(HeadStore):

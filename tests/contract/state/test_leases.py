@@ -18,7 +18,8 @@ from evermark.cluster import liveness
 from evermark.cluster.base import Holder, LeaseStore
 from evermark.cluster.memory import MemoryLeases
 from evermark.cluster.postgres import PostgresLeases
-from evermark.errors import UnreachableError
+from evermark.cluster.together import RenewedTogether
+from evermark.errors import StaleError, UnreachableError
 from evermark.state.connection import State
 from evermark.testing.contracts import LeaseContract
 from evermark.testing.servers import PostgresServer
@@ -137,3 +138,31 @@ def test_a_lease_is_not_renewed_through_a_state_that_was_closed(pg_server: Postg
         mine.close()
         with pytest.raises(UnreachableError, match="closed here"):
             leases.renew(lease, 60.0)
+
+
+class TestRenewedTogether(TestPostgresLeases):
+    @pytest.fixture
+    def leases(self, state: State, gone: set[Holder]) -> LeaseStore:
+        return RenewedTogether(PostgresLeases(state, is_gone=gone.__contains__))
+
+    def test_many_are_renewed_by_one_statement_and_those_of_others_are_not(
+        self, leases: LeaseStore, state: State, let_expire: Callable[[str], None]
+    ) -> None:
+        """GIVEN a hundred leases that ran out, one taken by another, WHEN one is renewed THEN all of ours are,
+        and the other's is as it was."""
+        mine, other = Holder("a", "h", "b", 1, "1"), Holder("b", "h", "b", 2, "2")
+        names = [f"source:{n:03d}" for n in range(100)]
+        held = [leases.acquire(name, mine, 60) for name in names]
+        for name in names:
+            let_expire(name)
+        assert PostgresLeases(state).acquire(names[7], other, 3600) is not None
+        assert held[0] is not None and held[7] is not None
+        leases.renew(held[0], 60)
+        with state.connection() as conn:
+            rows = conn.execute("select name, instance, expires_at > clock_timestamp() from leases").fetchall()
+        assert {name: instance for name, instance, _ in rows if name in names} == dict.fromkeys(names, "a") | {
+            names[7]: "b"
+        }
+        assert all(is_good for _, _, is_good in rows)
+        with pytest.raises(StaleError):
+            leases.renew(held[7], 60)

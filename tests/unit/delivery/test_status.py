@@ -73,8 +73,8 @@ def test_heads_of_all_sources_are_one_vector() -> None:
         return Head(batch, 1, "", 1)
 
     class Heads(MemoryHeads):
-        def load(self, source: str) -> dict[int, Head]:
-            return {0: at(7)} if source == "shop" else {0: at(2), 1: at(3)}
+        def load_all(self) -> dict[tuple[str, int], Head]:
+            return {("shop", 0): at(7), ("crm", 0): at(2), ("crm", 1): at(3)}
 
     leases = MemoryLeases(is_gone=lambda _: True)
     assert durable_heads(Heads(leases), ["shop"]) == {P0: 7}

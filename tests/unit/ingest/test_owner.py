@@ -22,7 +22,7 @@ from evermark.ingest.reading import ReadPlan
 from evermark.ingest.repair.memory import MemoryRecoveries
 from evermark.ingest.resume import Resume
 from evermark.ingest.take import Taken, Taker
-from evermark.runtime import Wake
+from evermark.runtime import Pause, Steps, Wake
 from evermark.sources.base import Seen
 from simulator.baton import Baton, BatonRuntime, Process
 
@@ -86,11 +86,13 @@ class Scene:
     def find(self, *_: object) -> list[Any]:
         return []
 
-    def read(self, plan: ReadPlan, taker: Taker, on_taken: Callable[[Taken], None], ends: Sequence[Wake]) -> Failures:
+    def read(
+        self, plan: ReadPlan, taker: Taker, on_taken: Callable[[Taken], None], ends: Sequence[Wake]
+    ) -> Steps[Failures]:
         self.readings.append((self.runtime.monotonic(), sorted(plan.starts)))
         if 0 in plan.starts and len(self.readings) > 1:
             self.during(on_taken)
-        self.runtime.wait(1.0 if self.outcomes else 1e9, *ends)
+        yield Pause(1.0 if self.outcomes else 1e9, tuple(ends))
         return self.outcomes.pop(0) if self.outcomes else {}
 
     # news

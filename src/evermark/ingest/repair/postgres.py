@@ -16,6 +16,7 @@ _COLUMNS = (
 )
 _LISTED = f"select {_COLUMNS} from recoveries where source = %s order by id desc limit {KEPT_MAX}"
 _CURRENT = f"select {_COLUMNS} from recoveries where source = %s and partition = %s and step in ('opened', 'closed')"
+_KNOWN = "select source, bool_or(step in ('opened', 'closed')) from recoveries group by source"
 # A person's choice replaces the choice under way, unless the gap is closed already.
 _SET_CHOICE = """
 update recoveries set choice = %s, asked_by = 'person', reason = %s, tries = 0, changed_at = clock_timestamp()
@@ -60,6 +61,11 @@ class Recoveries:
     def past(self, source: str) -> list[Recovery]:
         with self._state.connection() as conn:
             return [_recovery(row) for row in conn.execute(_LISTED, (source,)).fetchall()]
+
+    def known(self) -> dict[str, bool]:
+        """Every source that ever had a recovery, and whether one is open."""
+        with self._state.connection() as conn:
+            return dict(conn.execute(_KNOWN).fetchall())
 
     def to_tell(self) -> dict[tuple[str, int], tuple[int, str]]:
         """By source and partition: the last gap that left events out or was large, by its id, and a sentence."""

@@ -17,9 +17,10 @@ from evermark import failpoint
 from evermark.error_policy import Action, action_for, backoff_s
 from evermark.errors import EngineError, EvermarkError, GapError, IdentityError, known
 from evermark.ingest.repair.base import TRIES_MAX, Choice, Recovery, RecoveryStore, Step, exhausted, given_up, may_open
+from evermark.ingest.repair.watch import RecoveryWatch
 from evermark.ingest.take import Taken, Taker
 from evermark.log.base import AppendLog, LogFile
-from evermark.runtime import Log, Runtime
+from evermark.runtime import Log, Pause, Runtime, Steps, run_through
 from evermark.sources.base import Gap, Repair, Source
 
 TIDY_EVERY = timedelta(minutes=1)
@@ -105,6 +106,7 @@ class Repairer:
     on_ended: Callable[[int, EvermarkError | None], None]
     on_step_down: Callable[[], None]
     is_mine: Callable[[int], bool] = lambda _: True  # whether a partition is repaired here
+    watch: RecoveryWatch | None = None  # that looks for many sources; None: each look is one of ours
     _tidied_at: dict[int, datetime] = field(default_factory=dict)
     # Partitions whose recovery was begun here, and nobody was told of its end.
     _carried: dict[int, int] = field(default_factory=dict)
@@ -145,13 +147,28 @@ class Repairer:
         return None
 
     def run(self) -> None:
+        run_through(self.runtime, self.steps())
+
+    def steps(self) -> Steps[None]:
         """Look for gaps until stopped, and at once when one is found."""
+        if self.watch is not None:
+            self.watch.watch(self.name, self._found)
+        try:
+            yield from self._looks()
+        finally:
+            if self.watch is not None:
+                self.watch.unwatch(self.name)
+
+    def _looks(self) -> Steps[None]:
         failures = 0
         while not self.stopped.is_set():
             wait_s = self.look_every_s
             self._found.clear()
             try:
-                self.carry_out_all()
+                if self._has_something():
+                    self.carry_out_all()
+                if self.watch is not None and not (self._open or self._carried):
+                    wait_s = TIDY_EVERY.total_seconds()  # it wakes this loop where a gap is open
                 failures = 0
             except Exception as error:  # noqa: BLE001 - tried again; an unknown failure must not end the loop
                 if action_for(error) is Action.STEP_DOWN:
@@ -163,7 +180,10 @@ class Repairer:
                 )
                 wait_s = backoff_s(failures, base_s=self.look_every_s)
                 failures += 1
-            self.runtime.wait(wait_s, self._found, self.stopped)
+            yield Pause(wait_s, (self._found, self.stopped))
+
+    def _has_something(self) -> bool:
+        return self.watch is None or bool(self._open or self._carried) or self.watch.may_have(self.name)
 
     def carry_out_all(self) -> None:
         """Look at every partition: an error in one is raised when the others were looked at, too."""

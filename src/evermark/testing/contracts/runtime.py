@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from evermark.runtime import Runtime
+from evermark.runtime import Pause, Runtime, Steps
 
 # Calls a function as a task of the runtime, and returns when it has ended; what it raised is raised here.
 Run = Callable[[Callable[[], object]], None]
@@ -118,6 +118,41 @@ class RuntimeContract:
             assert lock.acquire()
             lock.release()
             assert task.join(LONG_S)
+
+        run(work)
+
+    def test_a_loop_goes_on_after_each_pause_and_its_end_is_seen(self, runtime: Runtime, run: Run) -> None:
+        """A pause ends by its time, and by any of its wakes, also by one that was set before; another loop may wait for
+        the end.
+        """
+
+        def work() -> None:
+            seen: list[str] = []
+            wakes = [runtime.wake() for _ in range(2)]
+
+            def steps() -> Steps[None]:
+                seen.append("begun")
+                yield Pause(SHORT_S)
+                seen.append("after its time")
+                yield Pause(LONG_S, tuple(wakes))
+                seen.append("woken")
+                yield Pause(LONG_S, tuple(wakes))
+                seen.append("woken again")
+
+            def waits() -> Steps[None]:
+                assert (yield from first.joining(LONG_S))
+                seen.append("seen")
+
+            began = runtime.monotonic()
+            first = runtime.loop("loop", steps())
+            second = runtime.loop("waits", waits())
+            while len(seen) < 2:
+                runtime.wait(SHORT_S)
+            assert not first.join(0.0)
+            runtime.spawn("sets one", wakes[1].set)
+            assert first.join(LONG_S) and second.join(LONG_S)
+            assert runtime.monotonic() - began < LONG_S
+            assert seen == ["begun", "after its time", "woken", "woken again", "seen"]
 
         run(work)
 

@@ -1,0 +1,115 @@
+"""Leases of one process that are renewed together: a thousand leases are one statement every two and a half seconds."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from evermark.cluster.base import Holder, Lease, LeaseStore
+from evermark.cluster.fence import stale
+from evermark.errors import BusyError, EvermarkError, StaleError, known
+
+# A lease that was renewed with others within these shares of its time is not renewed again, and one whose renewal is
+# under way is not waited for.
+_FRESH_SHARE = 1 / 8
+_PATIENT_SHARE = 1 / 2
+
+
+class BatchedLeases(LeaseStore, Protocol):
+    def renew_all(self, leases: Sequence[Lease], ttl_s: float) -> set[Lease]:
+        """Renew those that are still ours, which are returned."""
+
+
+@dataclass
+class _Renewal:
+    """Of one lease, the last that succeeded, and what the last one met."""
+
+    at: float
+    error: EvermarkError | None = None
+    tried_at: float = field(default=float("-inf"))
+
+
+class RenewedTogether:
+    """A `LeaseStore`: whoever is the first to renew a lease renews all that were acquired here. A lease is lost to its
+    own holder alone: the others go on.
+    """
+
+    def __init__(self, store: BatchedLeases, clock: Callable[[], float] = time.monotonic) -> None:
+        self._store, self._clock = store, clock
+        self._lock = threading.Lock()
+        self._renewals: dict[Lease, _Renewal] = {}
+        self._under_way = False
+
+    def acquire(self, name: str, holder: Holder, ttl_s: float) -> Lease | None:
+        lease = self._store.acquire(name, holder, ttl_s)
+        self._note([lease] if lease is not None else [])
+        return lease
+
+    def acquire_all(self, names: Sequence[str], holder: Holder, ttl_s: float) -> list[Lease]:
+        leases = self._store.acquire_all(names, holder, ttl_s)
+        self._note(leases)
+        return leases
+
+    def free(self, names: Sequence[str], holder: Holder) -> list[str]:
+        return self._store.free(names, holder)
+
+    def divide(self, first: str, others: Sequence[str], holder: Holder) -> bool:
+        return self._store.divide(first, others, holder)
+
+    def renew(self, lease: Lease, ttl_s: float) -> None:
+        """Never waits for a renewal that another thread is at: one that does not come back is missed, as any is."""
+        with self._lock:
+            mine = self._renewals.setdefault(lease, _Renewal(float("-inf")))
+            now = self._clock()
+            if isinstance(mine.error, StaleError):
+                raise mine.error  # nobody renews it any more
+            if now - mine.tried_at < ttl_s * _FRESH_SHARE:
+                if mine.error is not None:
+                    raise mine.error
+                return
+            if self._under_way:
+                if now - mine.at < ttl_s * _PATIENT_SHARE:
+                    return
+                raise BusyError("the renewal of all leases takes long", hint="does the state database answer?")
+            self._under_way = True
+            leases = [each for each, found in self._renewals.items() if not isinstance(found.error, StaleError)]
+        self._renew_all(leases, ttl_s)
+        with self._lock:
+            error = mine.error
+        if error is not None:
+            raise error
+
+    def _renew_all(self, leases: Sequence[Lease], ttl_s: float) -> None:
+        kept: set[Lease] = set()
+        failed: EvermarkError | None = None
+        began = self._clock()  # a lease is good from then on at least
+        try:
+            kept = self._store.renew_all(leases, ttl_s)
+        except Exception as error:  # noqa: BLE001 - each holder is told
+            failed = known(error)
+        with self._lock:
+            self._under_way = False
+            now = self._clock()
+            for lease in leases:
+                if (renewal := self._renewals.get(lease)) is None:
+                    continue  # released meanwhile
+                renewal.tried_at = now
+                renewal.error = failed or (None if lease in kept else stale(lease.name, lease.epoch))
+                if renewal.error is None:
+                    renewal.at = began
+
+    def release(self, *leases: Lease) -> None:
+        with self._lock:
+            for lease in leases:
+                self._renewals.pop(lease, None)
+        self._store.release(*leases)
+
+    def require(self, lease: Lease) -> None:
+        self._store.require(lease)
+
+    def _note(self, leases: Sequence[Lease]) -> None:
+        with self._lock:
+            self._renewals.update((lease, _Renewal(self._clock())) for lease in leases)
