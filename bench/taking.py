@@ -67,9 +67,8 @@ def drain(
             ended = time.perf_counter()
             over.set()
 
-    reading = SourceReading(
-        ReadFrom(name, source, str(log)), Limit(), runtime, partial(written_by_tasks, spark.sparkContext)
-    )
+    of = ReadFrom(name, source, str(log))
+    reading = SourceReading(of, Limit(), runtime, partial(written_by_tasks, spark.sparkContext, of))
     plan = ReadPlan({0: start}, {0: begun.batch}, {0: None})
     too_late.start()
     failed = reading.run(plan, taker, on_taken, [over])

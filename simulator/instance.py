@@ -1,16 +1,18 @@
 """One running Evermark, as the simulator wires it: the product's loops and parts over ports that may fail.
 
-What is a model here is what Spark does (`SimWorks.read`), and who is told (`Notes`, `SimSourceNews`).
+What is a model here is the source, the log's files (`SimPieces`), and who is told (`Notes`, `SimSourceNews`).
 """
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
+
+import pyarrow as pa
 
 from evermark.cluster.assignment import assigned
 from evermark.cluster.base import Holder, Lease
@@ -23,17 +25,17 @@ from evermark.delivery.run.owner import DeliveryOwner
 from evermark.delivery.work import Span
 from evermark.errors import EvermarkError, StaleError
 from evermark.event import Op, Seen
-from evermark.ingest.dedup import excluded_from
-from evermark.ingest.gather import WHOLE_SOURCE, gather
+from evermark.ingest.dedup import RecentIds
 from evermark.ingest.owner import SourceOwner
-from evermark.ingest.reading import ReadPlan
+from evermark.ingest.pieces import Piece, error_fields
+from evermark.ingest.reading import ReadPlan, SourceReading
 from evermark.ingest.repair.base import Recovery
 from evermark.ingest.repair.steps import FoundFile, RepairTarget
 from evermark.ingest.resume import Resume
-from evermark.ingest.take import Taken, Taker, take_each
+from evermark.ingest.take import Taken, Taker
 from evermark.log.read import FileRange
-from evermark.runtime import Pause, Steps, Wake, any_set
-from evermark.sources.base import Gap, Limit, Slice
+from evermark.runtime import Steps, Wake, any_set
+from evermark.sources.base import Fed, Gap, Limit, Slice
 from simulator import ports
 from simulator.baton import BatonRuntime, Process
 from simulator.broken import Broken
@@ -42,7 +44,6 @@ from simulator.source import About, Row
 from simulator.world import World
 
 _COLUMNS = ("event_id", "position", "stream", "key", "op", "event_time", "payload", "previous_key")
-_LATEST_EVERY_S = 0.3
 _CALM_LOOKS = 30  # until nothing changes any more
 _CALM_LOOK_S = 3_600.0
 
@@ -254,67 +255,124 @@ class SimWorks:
     def read(
         self, plan: ReadPlan, taker: Taker, on_taken: Callable[[Taken], None], ends: Sequence[Wake]
     ) -> Steps[Mapping[int, EvermarkError]]:
-        starts = dict(plan.starts)
-        limit = Limit(rows_max=self._world.scenario.rows_max)
-        while not any_set(ends):
-            for partition in starts if self._world.scenario.divided else (0,):
-                self._instance.begin_work(source_lease(self._name, partition))
-            try:
-                to: dict[int, str] = self.source.latest(starts, limit)
-            except EvermarkError as error:
-                return {error.partition if error.partition is not None else WHOLE_SOURCE: error}
-            moved = [p for p in starts if to[p] != starts[p]]
-            rows = [row for p in moved for row in self._pieces(p, starts[p], to[p], plan.repeats_to[p])]
-            failed = self._take(taker, rows, on_taken) if rows else {}
-            if failed:
-                return failed
-            starts = to
-            yield Pause(_LATEST_EVERY_S, tuple(ends))
-        return {}
-
-    def _take(
-        self, taker: Taker, rows: list[dict[str, Any]], on_taken: Callable[[Taken], None]
-    ) -> dict[int, EvermarkError]:
         assert isinstance(taker, SimTaker)
-        gathered = gather(rows, taker.epoch)
-        taker.tried.clear()
-        failed = {**gathered.failed, **take_each(taker, gathered.taken, on_taken)}
-        whole = {taken.partition for taken in gathered.taken}
-        if taker.tried != whole:
-            self._world.fail(Broken(f"of partitions {whole}, read whole, only {taker.tried} were to be taken"))
+        limit = Limit(rows_max=self._world.scenario.rows_max)
+        pieces = SimPieces(self._instance, self._name, self.source, self.log, taker, tuple(plan.starts))
+        reading = SourceReading(pieces, limit, self._instance.runtime)
+        failed = yield from reading.steps(plan, taker, on_taken, ends)
+        if not any_set(ends):
+            pieces.require_all_tried()
         return failed
 
-    def _pieces(self, partition: int, start: str, end: str, repeats_to: str | None) -> list[dict[str, Any]]:
-        """What the tasks of one micro-batch report: a row per slice, errors included."""
-        where = {"partition": partition, "start": start, "end": end}
-        try:
-            batch = self.log.tail(partition).batch + 1  # from the log, never from a counter of ours
-            exclude = excluded_from(start, self.source.may_repeat_from(partition, start), repeats_to)
-            slices: list[Slice] = self.source.slices(partition, start, end)
-        except EvermarkError as error:
-            return [{**where, "batch": 0, "error": _as_row(error)}]
-        return [{**where, "batch": batch, **self._write(piece, batch, exclude)} for piece in slices]
 
-    def _write(self, piece: Slice, batch: int, exclude: str | None) -> dict[str, Any]:
-        place = SourcePartition(self._name, piece.partition)
+class SimPieces:
+    """`Pieces` of a source that is made up, written into a log in memory. It looks at what the loop does with them."""
+
+    def __init__(
+        self, instance: Instance, name: str, source: Any, log: Any, taker: SimTaker, partitions: Sequence[int]
+    ) -> None:
+        self.name = name
+        self._partitions = partitions
+        self.source: Any = _Watched(source, self)
+        self._instance, self._log, self._taker = instance, log, taker
+        self._reports: dict[int, bool] = {}  # of the batch under way, by partition: whether all of it was read
+
+    def written(self, piece: Piece, recent: RecentIds | None = None) -> dict[str, Any]:
+        return self._reported(piece, self.source.read, piece.slice)
+
+    def written_fed(self, fed: Fed, piece: Piece, recent: RecentIds | None = None) -> dict[str, Any]:
+        report = self._reported(piece, fed.batches)
+        return report if "error" in report else {**report, "end": fed.end()}
+
+    def require_all_tried(self) -> None:
+        whole = {partition for partition, is_whole in self._reports.items() if is_whole}
+        if not whole <= self._taker.tried:
+            tried = self._taker.tried
+            self._instance.world.fail(Broken(f"of partitions {whole}, read whole, only {tried} were to be taken"))
+        self._reports.clear()
+        self._taker.tried.clear()
+
+    def begin_batch(self, partitions: Iterable[int]) -> None:
+        """The batch before is over, and another one begins."""
+        self.require_all_tried()
+        for partition in partitions if self._instance.world.scenario.divided else (0,):
+            self._instance.begin_work(source_lease(self.name, partition))
+
+    def fed(self, partition: int, feed: Any) -> Fed | None:
+        if partition == self._partitions[0]:
+            self.begin_batch(self._partitions)
         try:
-            columns = [b.to_pydict() for b in self.source.read(piece)]
-            seen = set() if exclude is None else self.log.ids_from(piece.partition, exclude)
-            rows = [
-                Row(event_id, place, batch, at, stream, key, op, when.timestamp(), About(**json.loads(about)), left)
-                for c in columns
-                for event_id, at, stream, key, op, when, about, left in zip(*(c[n] for n in _COLUMNS), strict=True)
-            ]
-            fresh = [row for row in rows if row.event_id not in seen]
-            file = self.log.write(piece.partition, batch, fresh)
+            found: Fed | None = feed.next()
+        except EvermarkError:
+            self._reports.clear()  # what other feeds have sent is left, too: the source is asked for all of it
+            raise
+        return found
+
+    def feed(self, partition: int, feed: object) -> _WatchedFeed:
+        landed = ports.feed_landed(self._instance.world.truth, self.name, partition)
+        self._instance.world.account.met["sent"] += 1
+        return _WatchedFeed(self, partition, self._instance.port(f"feed {self.name}", feed, landed))
+
+    def _reported(self, piece: Piece, read: Callable[..., Iterable[pa.RecordBatch]], *of: Slice) -> dict[str, Any]:
+        partition = piece.slice.partition
+        self._reports.setdefault(partition, True)
+        try:
+            return {**piece.where, **self._write(piece, read(*of))}
         except EvermarkError as error:
-            return {"error": _as_row(error)}
+            self._reports[partition] = False
+            return {**piece.where, "error": error_fields(error)}
+
+    def _write(self, piece: Piece, batches: Iterable[pa.RecordBatch]) -> dict[str, Any]:
+        partition, batch = piece.slice.partition, piece.batch
+        if batch > (last := self._log.tail(partition).batch) + 1:  # less: another owner goes on, and the log refuses it
+            self._instance.world.fail(Broken(f"{self.name}/{partition}: batch {batch} is read after {last}"))
+        place = SourcePartition(self.name, partition)
+        columns = [b.to_pydict() for b in batches]
+        seen = set() if piece.excluded_from is None else self._log.ids_from(partition, piece.excluded_from)
+        rows = [
+            Row(event_id, place, batch, at, stream, key, op, when.timestamp(), About(**json.loads(about)), left)
+            for c in columns
+            for event_id, at, stream, key, op, when, about, left in zip(*(c[n] for n in _COLUMNS), strict=True)
+        ]
+        fresh = [row for row in rows if row.event_id not in seen]
+        file = self._log.write(partition, batch, fresh)
         controls = sum(row.op == Op.CONTROL for row in fresh)
-        return {
-            "file": vars(file) if file else None,
-            "duplicates": len(rows) - len(fresh),
-            "controls": controls,
-        }
+        return {"file": vars(file) if file else None, "duplicates": len(rows) - len(fresh), "controls": controls}
+
+
+@dataclass
+class _WatchedFeed:
+    pieces: SimPieces
+    partition: int
+    feed: Any
+
+    def next(self) -> Fed | None:
+        return self.pieces.fed(self.partition, self.feed)
+
+    def confirm(self, end: str) -> None:
+        self.feed.confirm(end)
+
+    def close(self) -> None:
+        """Not an effect: who is stopped in the middle of it has not even closed it."""
+
+
+class _Watched:
+    """A source that tells its pieces when another batch begins."""
+
+    def __init__(self, source: Any, pieces: SimPieces) -> None:
+        self._source, self._pieces = source, pieces
+
+    def latest(self, after: Mapping[int, str], limit: Limit) -> dict[int, str]:
+        self._pieces.begin_batch(after)
+        found: dict[int, str] = self._source.latest(after, limit)
+        return found
+
+    def follow(self, partition: int, position: str, wake: Callable[[], None]) -> _WatchedFeed | None:
+        feed = self._source.follow(partition, position, wake)
+        return None if feed is None else self._pieces.feed(partition, feed)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._source, name)
 
 
 @dataclass
@@ -363,10 +421,6 @@ class SimSourceNews:
 
 def owner_of(instance: Instance, name: str, works: SimWorks, news: SimSourceNews) -> SourceOwner:
     return SourceOwner(name, works.source, works, news, instance.candidate, divided=instance.world.scenario.divided)
-
-
-def _as_row(error: EvermarkError) -> dict[str, str]:
-    return {"kind": error.kind, "message": error.message, "hint": error.hint}
 
 
 @dataclass

@@ -82,6 +82,14 @@ def source_landed(truth: Truth, source: SimSource) -> Landed:
     return landed
 
 
+def feed_landed(truth: Truth, source: str, partition: int) -> Landed:
+    def landed(method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if method == "confirm":
+            truth.after_confirm(source, partition, *args)
+
+    return landed
+
+
 def heads_landed(truth: Truth) -> Landed:
     def landed(method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if method == "move":
@@ -126,6 +134,8 @@ _READS = frozenset(
         "position_max",
         "ids_from",
         "latest",
+        "next",
+        "follow",
         "slices",
         "may_repeat_from",
         "check",

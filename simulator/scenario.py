@@ -51,6 +51,7 @@ class Scenario:
     moves_keys: bool = False  # whether records get other keys
     shards: int = 1  # of delivery, at most: instances start with this many, or with fewer
     divided: bool = False  # whether instances share the partitions of a source
+    sends: bool = False  # whether sources send their events, until something fails; else they are asked
     cuts: float = 0.0  # how often State does not answer an instance for a while, per second
 
     @property
@@ -102,6 +103,7 @@ def scenario(seed: int) -> Scenario:
         ttl_s=ttl_s,
         moves_keys=seed % 3 == 0,
         shards=1 + seed % 3 if seed % 4 == 3 else 1,
+        sends=seed % 7 in (2, 5),
         cuts=0.02 if seed % 4 == 2 else 0.0,
         receiver_chance={
             "down": rng.choice((0, 0.3, 0.7)),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
 import pyarrow as pa
@@ -80,6 +80,7 @@ class SimSource(Source):
     name: str
     made: dict[int, list[list[Made]]]
     repeat_reach: int
+    sends: Limit | None = None  # how much at a time it sends by itself; None: it is asked
     confirmed: dict[int, str] = field(default_factory=dict)
     asked: dict[str, tuple[str, str | None]] = field(default_factory=dict)  # per stream, the replay its row shows
 
@@ -133,12 +134,49 @@ class SimSource(Source):
     def may_repeat_from(self, partition: int, at: str) -> str:
         return position(max(0, int(at) - self.repeat_reach)) if self.repeat_reach else at
 
+    def follow(self, partition: int, position: str, wake: Callable[[], None]) -> SimFeed | None:
+        return SimFeed(self, partition, position) if self.sends is not None else None
+
     def confirm(self, partition: int, end: str) -> None:
         self.confirmed[partition] = max(end, self.confirmed.get(partition, end))
 
     def replayed(self, stream: str, since: str, until: str | None) -> None:
         if self.asked.get(stream) == (since, until):
             del self.asked[stream]
+
+
+@dataclass(frozen=True)
+class SimFed:
+    rows: Sequence[pa.RecordBatch]
+    to: str
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        return iter(self.rows)
+
+    def end(self) -> str:
+        return self.to
+
+
+@dataclass
+class SimFeed:
+    """Transactions of a partition, as they appear. What was sent once is not sent again, also if nobody heard it."""
+
+    source: SimSource
+    partition: int
+    at: str
+
+    def next(self) -> SimFed | None:
+        assert self.source.sends is not None
+        start, end = self.at, self.source.latest({self.partition: self.at}, self.source.sends)[self.partition]
+        if end == start:
+            return None
+        self.at = end
+        return SimFed(list(self.source.read(Slice(self.partition, start, end))), end)
+
+    def confirm(self, end: str) -> None:
+        self.source.confirm(self.partition, end)
+
+    def close(self) -> None: ...
 
 
 class SimLog(MemoryLog):

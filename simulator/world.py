@@ -20,6 +20,7 @@ from evermark.delivery.replay.plan import SliceLimits
 from evermark.errors import EvermarkError, UnreachableError
 from evermark.ingest.repair.memory import MemoryRecoveries
 from evermark.log.head import MemoryHeads
+from evermark.sources.base import Limit
 from simulator.account import Account
 from simulator.baton import Baton, Ended, Process, Task
 from simulator.broken import Broken
@@ -99,8 +100,10 @@ class World:
         limits = EndpointLimits(threshold=3, timeout_s=6.0, suspend_after=SUSPEND_AFTER)
         self.store = SimStore(self.leases, jitter=self.rng.random, clock=self.clock, limits=limits)
         reach = scenario.repeat_reach if scenario.repeat_chance else 0
+        sends = Limit(rows_max=scenario.rows_max) if scenario.sends else None
         self.sources = {
-            name: SimSource(name, {p: [] for p in partitions}, reach) for name, partitions in scenario.sources.items()
+            name: SimSource(name, {p: [] for p in partitions}, reach, sends)
+            for name, partitions in scenario.sources.items()
         }
         self.logs = {name: SimLog(name) for name in self.sources}
         self.truth = Truth(self.logs, self.leases, self.checkpoints)

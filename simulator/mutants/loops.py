@@ -48,7 +48,9 @@ def _never_ends(self: SourceOwner, wait_s: float, ending: Wake) -> Steps[None]:
     yield from ()
 
 
-def _all_or_none(taker: Taker, batches: Sequence[Taken], on_taken: Callable[[Taken], None]) -> dict[int, EvermarkError]:
+def _all_or_none(
+    taker: Taker, batches: Sequence[Taken], on_taken: Callable[[Taken], None], _feeds: object
+) -> dict[int, EvermarkError]:
     try:
         for taken in batches:
             taker.take(taken)
@@ -100,7 +102,7 @@ LOOPS: tuple[Mutant, ...] = (
     Mutant(
         "neighbours-fail-along",
         "a partition whose batch cannot be taken keeps the others from theirs",
-        (("simulator.instance", "take_each", _all_or_none),),
+        (("evermark.ingest.reading", "take_each", _all_or_none),),
         first=18,
     ),
     Mutant(

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Protocol
 
 from evermark.app.build import Stores
@@ -141,8 +142,8 @@ class LaneWorks:
         took = self.metrics.take_seconds.labels(self.name).observe
         gaps = self.deployment.reading.gaps
         reading = SourceReading(
-            of, self.limit, self.runtime, self.tasks.write_pieces, self._say_unfed, took, self._recent, gaps,
-            self.newest, self._say_jump, self._rows_before, self.seats,
+            of, self.limit, self.runtime, partial(self.tasks.write_pieces, of), self._say_unfed, took, self._recent,
+            gaps, self.newest, self._say_jump, self._rows_before, self.seats,
         )  # fmt: skip
         try:
             return (yield from reading.steps(plan, taker, self._with_cache_shown(on_taken), ends))

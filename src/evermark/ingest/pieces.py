@@ -33,6 +33,22 @@ class ReadFrom:
     source: Source
     log_folder: str
 
+    def written(self, piece: Piece, recent: RecentIds | None = None) -> dict[str, Any]:
+        """Read and write one piece; its report, for `gather`. Never raises. `recent` ids are left out, too."""
+        try:
+            return {**piece.where, **_write(piece, self, self.source.read(piece.slice), recent=recent)}
+        except Exception as error:  # noqa: BLE001 - every failure is part of the report
+            return {**piece.where, "error": error_fields(error)}
+
+    def written_fed(self, fed: Fed, piece: Piece, recent: RecentIds | None = None) -> dict[str, Any]:
+        """The same for events that the source has sent; where they end is known when they have been read."""
+        try:
+            kept: list[pa.RecordBatch] = []
+            report = _write(piece, self, fed.batches(), kept, recent)
+            return {**piece.where, **report, "end": fed.end()}
+        except Exception as error:  # noqa: BLE001 - as above
+            return {**piece.where, "error": error_fields(error)}
+
 
 @dataclass(frozen=True)
 class Piece:
@@ -44,32 +60,16 @@ class Piece:
     end: str
     excluded_from: str | None  # ids that the log holds from here on are left out
 
+    @property
+    def where(self) -> dict[str, Any]:
+        return {"partition": self.slice.partition, "batch": self.batch, "start": self.start, "end": self.end}
+
 
 def pieces_of(
     source: Source, partition: int, start: str, end: str, batch: int, repeats_to: str | None
 ) -> Sequence[Piece]:
     exclude = excluded_from(start, source.may_repeat_from(partition, start), repeats_to)
     return [Piece(piece, batch, start, end, exclude) for piece in source.slices(partition, start, end)]
-
-
-def written(piece: Piece, of: ReadFrom, recent: RecentIds | None = None) -> dict[str, Any]:
-    """Read and write one piece; its report, for `gather`. Never raises. `recent` ids are left out, too."""
-    where = {"partition": piece.slice.partition, "batch": piece.batch, "start": piece.start, "end": piece.end}
-    try:
-        return {**where, **_write(piece, of, of.source.read(piece.slice), recent=recent)}
-    except Exception as error:  # noqa: BLE001 - every failure is part of the report
-        return {**where, "error": error_fields(error)}
-
-
-def written_fed(fed: Fed, piece: Piece, of: ReadFrom, recent: RecentIds | None = None) -> dict[str, Any]:
-    """The same for events that the source has sent; where they end is known when they have been read."""
-    where = {"partition": piece.slice.partition, "batch": piece.batch, "start": piece.start, "end": piece.end}
-    try:
-        kept: list[pa.RecordBatch] = []
-        report = _write(piece, of, fed.batches(), kept, recent)
-        return {**where, **report, "end": fed.end()}
-    except Exception as error:  # noqa: BLE001 - as above
-        return {**where, "error": error_fields(error)}
 
 
 def error_fields(error: Exception) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 from evermark.error_policy import backoff_s
 from evermark.errors import EvermarkError, GapError
@@ -17,10 +17,10 @@ from evermark.event import Seen
 from evermark.ingest.dedup import RecentIds, excluded_from
 from evermark.ingest.gaps import GapLimits, JumpWatch
 from evermark.ingest.gather import WHOLE_SOURCE, Gathered, gather
-from evermark.ingest.pieces import Piece, ReadFrom, error_fields, pieces_of, written, written_fed
+from evermark.ingest.pieces import Piece, error_fields, pieces_of
 from evermark.ingest.take import Taken, Taker, take_each
 from evermark.runtime import Pause, Runtime, Steps, Wake, any_set, run_through
-from evermark.sources.base import Feed, Limit, Slice
+from evermark.sources.base import Fed, Feed, Limit, Slice, Source
 
 # A source may let `latest` block this long: a loop that is told to end hears it after that time.
 WAIT_S_MAX = 1.0
@@ -46,7 +46,21 @@ PACE_S_MAX = 5.0
 _REST_SHARE = 6.0
 _REST_S_MAX = 0.08
 
-WritePieces = Callable[[ReadFrom, Sequence[Piece]], list[dict[str, Any]]]
+
+class Pieces(Protocol):
+    """A source, and what reads its pieces into files of the log: `ReadFrom`, or the simulator's. Neither of the two
+    methods raises: every failure is part of a report."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def source(self) -> Source: ...
+
+    def written(self, piece: Piece, recent: RecentIds | None = None) -> dict[str, Any]: ...
+    def written_fed(self, fed: Fed, piece: Piece, recent: RecentIds | None = None) -> dict[str, Any]: ...
+
+
+WritePieces = Callable[[Sequence[Piece]], list[dict[str, Any]]]
 
 
 @dataclass(frozen=True)
@@ -74,10 +88,6 @@ def rest_s(rows: int, took_s: float) -> float:
     rest would keep a processor busy with a few hundred events a second.
     """
     return min(_REST_SHARE * took_s, _REST_S_MAX) if 0 < rows < _FEED_ROWS else 0.0
-
-
-def written_here(of: ReadFrom, pieces: Sequence[Piece]) -> list[dict[str, Any]]:
-    return [written(piece, of) for piece in pieces]
 
 
 @dataclass
@@ -140,10 +150,10 @@ class Seats:
 class SourceReading:
     """`run` returns when one of its wakes is set, or something failed: the failures by partition."""
 
-    of: ReadFrom
+    of: Pieces
     limit: Limit
     runtime: Runtime
-    write_beside: WritePieces = written_here
+    write_beside: WritePieces | None = None  # by tasks; None: all pieces are read here
     on_unfed: Callable[[EvermarkError], None] = lambda _: None  # a feed ended, or did not begin: the source is asked
     on_batch: Callable[[float], None] = lambda _: None  # how many seconds it took to take a batch
     recent: RecentIds | None = None
@@ -265,7 +275,7 @@ class SourceReading:
         self._news.clear()
         try:
             rows = [
-                written_fed(fed, self._piece(partition, self._at[partition]), self.of, self.recent)
+                self.of.written_fed(fed, self._piece(partition, self._at[partition]), self.recent)
                 for partition, feed in self._feeds.items()
                 if (fed := feed.next()) is not None
             ]
@@ -335,6 +345,6 @@ class SourceReading:
                 at_end = {"partition": partition, "batch": batch, "start": at[partition], "end": end}
                 rows.append({**at_end, "file": None})
         self._beside = reads_beside(len(pieces), self.rows_before, self._beside)
-        if self._beside:
-            return [*rows, *self.write_beside(self.of, pieces)]
-        return [*rows, *(written(piece, self.of, self.recent) for piece in pieces)]
+        if self._beside and self.write_beside is not None:
+            return [*rows, *self.write_beside(pieces)]
+        return [*rows, *(self.of.written(piece, self.recent) for piece in pieces)]

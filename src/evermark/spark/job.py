@@ -15,7 +15,7 @@ from typing import Any
 from pyspark import RDD, SparkContext
 
 from evermark.errors import EngineError
-from evermark.ingest.pieces import Piece, ReadFrom, written
+from evermark.ingest.pieces import Piece, ReadFrom
 
 Report = dict[str, Any]
 _OURS = re.compile(r"evermark\.errors\.\w+: (.+)")
@@ -62,7 +62,7 @@ class _Write:
     pieces: tuple[Piece, ...]
 
     def __call__(self, number: int) -> list[Report]:
-        return [written(self.pieces[number], self.of)]
+        return [self.of.written(self.pieces[number])]
 
 
 def run_long_task(context: SparkContext, name: str, work: Callable[[str], None]) -> None:

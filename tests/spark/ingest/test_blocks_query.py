@@ -70,7 +70,7 @@ class Owner:
         plan = ReadPlan({0: found.position}, {0: found.batch}, {0: found.repeats_to})
         of = ReadFrom("chat", source, str(self._folder / "log"))
         runtime = Threads()
-        reading = SourceReading(of, Limit(wait_s=0.5), runtime, partial(written_by_tasks, self._spark.sparkContext))
+        reading = SourceReading(of, Limit(wait_s=0.5), runtime, partial(written_by_tasks, self._spark.sparkContext, of))
         give_up_at, over = time.monotonic() + 60, runtime.wake()
 
         def end() -> None:

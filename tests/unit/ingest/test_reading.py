@@ -17,7 +17,7 @@ from evermark.errors import EvermarkError, GapError, UnreachableError
 from evermark.event import taken_batch
 from evermark.ingest import reading as reading_module
 from evermark.ingest.pieces import Piece, ReadFrom
-from evermark.ingest.reading import FeedChoice, ReadPlan, SourceReading, reads_beside, rest_s, written_here
+from evermark.ingest.reading import FeedChoice, ReadPlan, SourceReading, reads_beside, rest_s
 from evermark.ingest.take import Taken, Taker
 from evermark.log.head import MemoryHeads
 from evermark.log.memory import MemoryLog
@@ -125,8 +125,9 @@ class Read:
         self.took_s: list[float] = []
         self.log = MemoryLog()
         self.runtime = Threads()
+        self.of = ReadFrom("numbers", source, str(folder))
         self.reading = SourceReading(
-            ReadFrom("numbers", source, str(folder)),
+            self.of,
             Limit(wait_s=0.0),
             self.runtime,
             self._write_beside,
@@ -134,9 +135,9 @@ class Read:
             self.took_s.append,
         )
 
-    def _write_beside(self, of: ReadFrom, pieces: Sequence[Piece]) -> list[dict[str, Any]]:
+    def _write_beside(self, pieces: Sequence[Piece]) -> list[dict[str, Any]]:
         self.beside.append(len(pieces))
-        return written_here(of, pieces)
+        return [self.of.written(piece) for piece in pieces]
 
     def run(self, count: int, then: Callable[[], bool] = lambda: True) -> Mapping[int, EvermarkError]:
         logged: Any = self  # nothing is asked of it: no batch may repeat another
