@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -150,7 +151,8 @@ def open_deployment(config: Config, sources: Mapping[str, Source] | None = None)
     key, warning = key_for(config.secrets.key, config.data, shared_state=config.state.dsn is not None)
     box = SecretBox(key)
     given = dict(sources or {})
-    built = {name: given.pop(name) if name in given else make_source(config, name, box) for name in config.sources}
+    dsn = cache(lambda: state_dsn(config, box))  # one for all: by it they know that their State is the same
+    built = {name: given.pop(name) if name in given else make_source(config, name, box, dsn) for name in config.sources}
     built.update(given)
     for where, error in unfit(config, built):
         raise ConfigError(f"{where.removesuffix('.where')}: {error.message}", hint=error.hint) from error
@@ -262,18 +264,20 @@ def log_place(config: Config) -> Place:
     return place
 
 
-def make_source(config: Config, name: str, box: SecretBox | None) -> Source:
+def make_source(config: Config, name: str, box: SecretBox | None, dsn: Callable[[], Hidden] | None = None) -> Source:
     """A source as the file describes it. Without a `box` its secrets are not sealed, and it stays in this process."""
     settings = config.sources[name]
-    return kind_of(settings, name).make(settings, source_context(config, name, box))
+    return kind_of(settings, name).make(settings, source_context(config, name, box, dsn))
 
 
-def source_context(config: Config, name: str, box: SecretBox | None) -> SourceContext:
+def source_context(
+    config: Config, name: str, box: SecretBox | None, dsn: Callable[[], Hidden] | None = None
+) -> SourceContext:
     bots = BotReaders(bot_users, bot_inboxes, bot_users_version)
     place = place_of(config.log_path)
     folder = (place.absolute() if isinstance(place, Path) else place) / COPIES / name
     return SourceContext(
-        name, box, lambda: state_dsn(config, box), schema_for(config.name), bots, copies_in_state, folder
+        name, box, dsn or (lambda: state_dsn(config, box)), schema_for(config.name), bots, copies_in_state, folder
     )
 
 

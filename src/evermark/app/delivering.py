@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -187,6 +187,7 @@ class DeploymentReport(DeliveryReport):
         self._view = view
         self._board = board
         self._failovers = Failovers(deployment, view.reader)
+        self._replays_shown: dict[str, int] = {}
 
     def standby(self) -> None:
         self._board.deliver(here=False, standby=True, shard=self._shard)
@@ -226,9 +227,11 @@ class DeploymentReport(DeliveryReport):
 
     def replaying(self, running: list[Replay]) -> None:
         self._board.replaying(running_windows(running))
+        counts = Counter(replay.request.source for replay in running)
         for source in self._d.sources:
-            count = sum(replay.request.source == source for replay in running)
-            self._metrics.replays_running.labels(source).set(count)
+            if self._replays_shown.get(source) != counts[source]:  # of a thousand sources few have a replay
+                self._replays_shown[source] = counts[source]
+                self._metrics.replays_running.labels(source).set(counts[source])
 
     def by_replay(self, due: Due, result: Replayed) -> None:
         name, outcome = due.target.subscription, result.outcome

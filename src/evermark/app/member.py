@@ -20,6 +20,7 @@ from evermark.state.connection import State
 
 _LOOK_EVERY_S = 0.5
 _LOOK_ALONE_S = 1.0
+_SAID_MAX = 20  # leases that a line of the log names
 
 
 def leases_of(sources: Mapping[str, Source], shards: Iterable[int]) -> frozenset[str]:
@@ -128,8 +129,8 @@ class Membership:
         with self._lock:
             if share != self.share:
                 if share is not None:
-                    can = len(self._leases)
-                    self._log.info("share of the work", leases=sorted(share), of=can, other_instances=self._others)
+                    said = {"leases": sorted(share)[:_SAID_MAX], "count": len(share), "of": len(self._leases)}
+                    self._log.info("share of the work", **said, other_instances=self._others)
                 self.share = share
                 self._on_share(share)
 

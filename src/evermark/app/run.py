@@ -57,6 +57,7 @@ _RESTART_BACKOFF_MAX_S = 30.0
 _STATE_WAIT_S = 30.0
 _STATE_PAUSE_S = 1.0
 _CHECKS_AT_ONCE = 8
+_SAID_MAX = 20  # sources that a line of the log names
 _NO_EXECUTOR = "Spark has no executor: its cluster is full, or its workers are gone"
 
 
@@ -143,7 +144,8 @@ class Pipeline:
             for key, text in file_warnings(self.config, deployment.log_root):
                 self._log.warning(f"{key}: {text}")
             lags.start()
-            self._log.info("starting", step="sources", checks=sorted(deployment.sources))
+            names = sorted(deployment.sources)
+            self._log.info("starting", step="sources", checks=names[:_SAID_MAX], count=len(names))
             self._check_sources(deployment)
             if deployment.embedded is not None:
                 stack.callback(StateSupervisor(deployment.embedded).stop)

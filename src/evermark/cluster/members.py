@@ -17,7 +17,8 @@ from evermark.state.connection import State
 _BEAT = """
 insert into instances (instance, host, boot, pid, started, version, leases, seen_at)
 values (%(instance)s, %(host)s, %(boot)s, %(pid)s, %(started)s, %(version)s, %(leases)s, clock_timestamp())
-on conflict (instance) do update set seen_at = excluded.seen_at, leases = excluded.leases, version = excluded.version,
+on conflict (instance) do update set seen_at = excluded.seen_at, version = excluded.version,
+    leases = case when instances.leases = excluded.leases then instances.leases else excluded.leases end,
     host = excluded.host, boot = excluded.boot, pid = excluded.pid, started = excluded.started,
     draining = instances.draining and instances.started = excluded.started
 """

@@ -39,6 +39,7 @@ _FEED_BACKOFF_MAX_S = 60.0
 # Of more sources than seats only those that had news within this time wait for more; others are asked at a pace.
 SEATS = 16
 _RECENT_S = 10.0
+_LONG_IDLE_S = 60.0
 _PACE_SHARE = 0.1
 PACE_S_MAX = 5.0
 
@@ -131,9 +132,12 @@ class Seats:
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
 
+    def are_enough(self) -> bool:
+        return self.sources <= SEATS
+
     def taken(self, idle_s: float) -> bool:
         """Whether there is a seat, which is then to be left."""
-        if self.sources > SEATS and idle_s > _RECENT_S:
+        if not self.are_enough() and idle_s > _RECENT_S:
             return False
         with self._lock:
             if self._waiting >= SEATS:
@@ -170,7 +174,8 @@ class SourceReading:
         self._feeds: dict[int, Feed] = {}
         self._feeds_began = 0.0
         self._news = self.runtime.wake()
-        self._news_at = self.runtime.monotonic()
+        # Of many that begin at once nobody knows which is busy: each is asked now, and then as one that was long idle.
+        self._news_at = self.runtime.monotonic() - (0.0 if self.seats.are_enough() else _LONG_IDLE_S)
         self._ends: Sequence[Wake] = ()
 
     def run(

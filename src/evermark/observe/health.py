@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
+from itertools import islice
 from typing import Any
 
 LAGGING_AFTER_S = 30.0
 # Starting Spark takes ten seconds, on a loaded machine several times that.
 ENGINE_LOST_MAX_S = 120.0
 RATE_OVER_S = 60.0
+LISTED_MAX = 500  # partitions in one answer
 
 
 class PartitionHealth(StrEnum):
@@ -291,9 +293,13 @@ def as_json(
     stores_away: Mapping[str, tuple[str, str]] | None = None,
     as_list: bool = False,
 ) -> dict[str, Any]:
-    """`as_list`: partitions as a list, in the order of their names, and not by name."""
+    """`as_list`: partitions as a list, in the order of their names, and not by name. Of very many, the unwell are told
+    first, and all are counted.
+    """
     delivery = delivery or LiveGroupReport()
-    partitions = {name: _partition_json(name, report) for name, report in sorted(reports.items())}
+    first = sorted(reports, key=lambda name: (reports[name].state in WELL, name))[:LISTED_MAX]
+    partitions = {name: _partition_json(name, reports[name]) for name in sorted(first)}
+    counts = Counter(str(report.state) for report in reports.values())
     return {
         "status": overall(reports, delivery, copies, stores_away),
         "version": version,
@@ -309,6 +315,7 @@ def as_json(
         "checkpoints_away": {
             source: {"reason": reason, "hint": hint} for source, (reason, hint) in sorted((stores_away or {}).items())
         },
+        "partition_counts": dict(sorted(counts.items())),
         "partitions": list(partitions.values()) if as_list else partitions,
     }
 
@@ -361,6 +368,5 @@ def unready(reports: Mapping[str, PartitionReport]) -> dict[str, str]:
         return {"sources": "starting"}
     return {
         name: f"{r.state}: {r.reason}" if r.reason else str(r.state)
-        for name, r in sorted(reports.items())
-        if r.state not in READY
+        for name, r in islice(((n, r) for n, r in sorted(reports.items()) if r.state not in READY), LISTED_MAX)
     }

@@ -8,7 +8,17 @@ from typing import Any
 
 import pytest
 
-from evermark.app.source_lag import FRESH_S, OVERDUE_S, LagOf, Look, SourceLook, group_lag_s, read_to
+from evermark.app.source_lag import (
+    FRESH_S,
+    OVERDUE_S,
+    Askers,
+    LagOf,
+    Look,
+    SeenTogether,
+    SourceLook,
+    group_lag_s,
+    read_to,
+)
 from evermark.checkpoints.base import Checkpoint
 from evermark.checkpoints.stores import MemoryCheckpoints
 from evermark.delivery.base import Cursor, SourcePartition
@@ -307,3 +317,35 @@ def test_an_error_of_ours_keeps_its_hint() -> None:
     scene.look.ask()
     found = scene.board.partitions()["shop/0"]
     assert (found.reason, found.hint) == ("wal_level is replica", "set it to logical")
+
+
+def test_of_many_sources_few_are_asked_at_once_and_one_that_hangs_is_not_waited_for(clock: Clock) -> None:
+    """GIVEN more sources than are asked at once, one of which hangs WHEN all are asked THEN few threads do it, and all
+    others answer."""
+    askers, hanging = Askers(clock, at_once=2), Asked()
+    hanging.gate.clear()
+    asked = [hanging, *(Asked() for _ in range(50))]
+    looks = [Look(f"many {n}", each, each.late.append, clock, askers) for n, each in enumerate(asked)]
+    for look in looks:
+        look.begin()
+    until(lambda: all(each.count == 1 for each in asked), "all were asked")
+    assert len([thread for thread in threading.enumerate() if thread.name.startswith("look many")]) <= 2
+    hanging.gate.set()
+    until(lambda: not askers._since, "all have ended")
+
+
+def test_rows_of_all_sources_are_looked_up_together_and_kept_for_a_moment(clock: Clock) -> None:
+    """GIVEN rows of a thousand sources WHEN each is looked up THEN State is asked once, and again a second later."""
+    calls: list[float] = []
+
+    def load_all() -> dict[tuple[str, int], int]:
+        calls.append(clock.now)
+        return {(f"s{n}", 0): n for n in range(1_000)}
+
+    seen = SeenTogether(load_all, clock)
+    assert [seen.load(f"s{n}")[0] for n in range(1_000)] == list(range(1_000))
+    assert seen.list("unknown") == {}
+    assert len(calls) == 1
+    clock.now += FRESH_S
+    assert seen.load("s1") == {0: 1}
+    assert len(calls) == 2

@@ -10,6 +10,7 @@ import pytest
 
 from evermark.observe.health import (
     LAGGING_AFTER_S,
+    LISTED_MAX,
     RATE_OVER_S,
     FailingCopy,
     HealthBoard,
@@ -295,3 +296,16 @@ def test_while_no_lane_runs_nothing_is_healthy() -> None:
     assert overall(found) == "degraded"
     board.stalled = {}
     assert overall(board.partitions()) == "healthy"
+
+
+def test_of_a_thousand_partitions_the_unwell_are_listed_and_all_are_counted() -> None:
+    """GIVEN more partitions than one answer lists, the last of them unwell WHEN health is told THEN it is among those
+    that are listed, the answer is bounded, and the counts are of all."""
+    well, ill = PartitionReport(PartitionHealth.HEALTHY), PartitionReport(PartitionHealth.FAILED, reason="lost")
+    reports = {f"idle{n:04d}/0": well for n in range(2 * LISTED_MAX)} | {"zoo/0": ill}
+    told = as_json(reports, version="1", uptime_s=1.0)
+    assert len(told["partitions"]) == LISTED_MAX
+    assert told["partitions"]["zoo/0"]["reason"] == "lost"
+    assert told["partition_counts"] == {"failed": 1, "healthy": 2 * LISTED_MAX}
+    assert told["status"] == "degraded"
+    assert len(unready(dict.fromkeys(reports, ill))) == LISTED_MAX

@@ -24,11 +24,12 @@ _FORK_ACCEPTED = "fork accepted/"  # before the incarnation once a person accept
 class StatePlans:
     """`Plans` in State."""
 
-    def __init__(self, state: State, source: str) -> None:
+    def __init__(self, state: State, source: str, on_close: Callable[[], None] | None = None) -> None:
         self._state, self._source = state, source
+        self._on_close = on_close or state.close
 
     def close(self) -> None:
-        self._state.close()
+        self._on_close()
 
     def _all(self, query: str, *values: Any, conn: Connection | None = None) -> list[tuple[Any, ...]]:
         with nullcontext(conn) if conn is not None else self._state.connection() as used:
