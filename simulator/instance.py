@@ -13,7 +13,7 @@ from datetime import datetime
 from typing import Any
 
 from evermark.cluster.assignment import assigned
-from evermark.cluster.base import Holder, Lease
+from evermark.cluster.base import Holder, Lease, LeaseRow
 from evermark.cluster.fence import deliver_lease, source_lease
 from evermark.cluster.holding import LIMITS, Candidate
 from evermark.delivery.base import Cursor, SourcePartition
@@ -95,18 +95,25 @@ class SimLeases:
         done: bool = self.port.divide(first, others, holder)
         return done
 
-    def renew(self, lease: Lease, ttl_s: float) -> None:
+    def renew(self, leases: Sequence[Lease], ttl_s: float) -> None:
         try:
-            self.port.renew(lease, ttl_s)
-            self.missed.pop(lease, None)
+            self.port.renew(leases, ttl_s)
         except StaleError:
-            self.instance.told_lost(lease)
-            raise
-        except EvermarkError:
-            self.missed[lease] += 1
-            if self.missed[lease] * LIMITS.renew_every_s >= LIMITS.ttl_s:
+            for lease in leases:
                 self.instance.told_lost(lease)
             raise
+        except EvermarkError:
+            for lease in leases:
+                self.missed[lease] += 1
+                if self.missed[lease] * LIMITS.renew_every_s >= LIMITS.ttl_s:
+                    self.instance.told_lost(lease)
+            raise
+        for lease in leases:
+            self.missed.pop(lease, None)
+
+    def rows(self) -> dict[str, LeaseRow]:
+        found: dict[str, LeaseRow] = self.port.rows()
+        return found
 
     def release(self, *leases: Lease) -> None:
         self.port.release(*leases)

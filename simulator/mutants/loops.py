@@ -33,7 +33,7 @@ def _follows_on(self: DeliveryOwner, follower: Follower, ends: tuple[Wake, ...])
 def _only_stale_is_lost(self: HeldLease) -> None:
     while not self.runtime.wait(self.limits.renew_every_s, self._closed):
         try:
-            self.store.renew(self.lease, self.limits.ttl_s)
+            self.store.renew([self.lease], self.limits.ttl_s)
         except StaleError:
             self.lost.set()
             return

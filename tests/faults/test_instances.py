@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from evermark.cluster.holding import LIMITS
-from evermark.testing.instances import InstancesStage, killed_whole, name_of
+from evermark.testing.instances import InstancesStage, killed_whole
 from evermark.testing.until import until
 
 
@@ -30,8 +30,8 @@ def test_instances_share_the_partitions_and_take_over_from_each_other(tmp_path: 
         stage.wait_shared(second, third)
 
         began = time.time()
-        drained = stage.run("instance", "drain", "--instance", name_of(third))
-        assert name_of(third) in drained.stderr
+        drained = stage.run("instance", "drain", "--instance", stage.name_of(third))
+        assert stage.name_of(third) in drained.stderr
         stage.wait_shared(second, timeout_s=60)
         print(f"the longest pause of a partition while one was drained: {stage.pauses_s(began)[-1]:.1f} s")
         stage.finish()

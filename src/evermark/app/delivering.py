@@ -290,6 +290,7 @@ class DeliveryRunner:
                 deployment.holder,
                 runtime,
                 get_logger(part="deliver"),
+                deployment.lease_limits,
                 share=share or Share(),
                 on_refused=lambda lease: metrics.refused.labels(lease).inc(),
             ),

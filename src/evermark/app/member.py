@@ -8,11 +8,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.metadata import version
 
 from evermark.cluster.assignment import assigned
-from evermark.cluster.base import Holder
+from evermark.cluster.base import Holder, LeaseRow, LeaseStore
 from evermark.cluster.fence import deliver_lease, source_lease
-from evermark.cluster.holding import LIMITS
-from evermark.cluster.members import Member, Members, instance_name, member_of
-from evermark.cluster.postgres import LeaseRow, lease_rows
+from evermark.cluster.holding import LIMITS, LeaseLimits
+from evermark.cluster.members import Member, Members, member_of
 from evermark.errors import EvermarkError, known
 from evermark.observe.logging import get_logger
 from evermark.sources.base import Source
@@ -39,10 +38,13 @@ def _divided(source: Source) -> Sequence[int]:
 
 
 def share_of(name: str, members: Mapping[str, Member], rows: Iterable[LeaseRow]) -> frozenset[str]:
-    """The leases that an instance is to take; none while it is drained. It lives, whatever its row says."""
+    """The leases that an instance is to take; none while it is drained. It lives, whatever its row says.
+
+    A lease that was let go of counts as its last owner's: a lane that is renewed is about to take it again.
+    """
     living = [member for member in members.values() if member.lives or member.name == name]
     able = {member.name: member.leases for member in living if not member.draining}
-    owners = {row.name: member_of(row.holder) for row in rows if row.held and row.holder is not None}
+    owners = {row.name: member_of(row.last) for row in rows if row.last and (row.held or row.holder is None)}
     return frozenset(lease for lease, instance in assigned(able, owners).items() if instance == name)
 
 
@@ -51,11 +53,11 @@ class Membership:
     all: leases are asked for then, and say why there are none.
     """
 
-    def __init__(self, state: State, holder: Holder) -> None:
-        self._state, self._holder = state, holder
+    def __init__(self, state: State, leases: LeaseStore, holder: Holder, limits: LeaseLimits = LIMITS) -> None:
+        self._store, self._holder, self._limits = leases, holder, limits
         self._leases: frozenset[str] = frozenset()  # that it can take just now
-        self._members = Members(state)
-        self.name = instance_name(holder)
+        self._members = Members(state, ttl_s=limits.ttl_s)
+        self.name = holder.instance
         self.share: frozenset[str] | None = None  # not known yet
         self._found: frozenset[str] = frozenset()  # the share by the last look
         self._others = 0  # instances that live
@@ -91,7 +93,7 @@ class Membership:
 
     def stop(self) -> None:
         self._stopping.set()
-        self._thread.join(LIMITS.ttl_s)
+        self._thread.join(self._limits.ttl_s)
         try:
             self._members.leave(self._holder)
         except EvermarkError as error:
@@ -101,7 +103,7 @@ class Membership:
         beaten_at = time.monotonic()
         while not self._stopping.wait(_LOOK_EVERY_S if self._others else _LOOK_ALONE_S):
             with self._looking:
-                if time.monotonic() - beaten_at >= LIMITS.renew_every_s and self._beat():
+                if time.monotonic() - beaten_at >= self._limits.renew_every_s and self._beat():
                     beaten_at = time.monotonic()
                 self._look()
 
@@ -117,7 +119,7 @@ class Membership:
         if me is not None and me.draining and not self._drained:
             self._drained = True
             self._log.info("this instance is drained: everything is handed over")
-        found = share_of(self.name, members, lease_rows(self._state).values())
+        found = share_of(self.name, members, self._store.rows().values())
         self._others = sum(member.lives for name, member in members.items() if name != self.name)
         # What is to be handed over is kept for one more look: by then the others know, and wait for it.
         share = found | ((self.share or frozenset()) & self._found)

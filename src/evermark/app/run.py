@@ -149,7 +149,9 @@ class Pipeline:
                 stack.callback(StateSupervisor(deployment.embedded).stop)
             stack.enter_context(served(server, deployment, self._match))
             self._on_taken = server.tail.wake
-            self._membership = Membership(deployment.state, deployment.holder)
+            self._membership = Membership(
+                deployment.state, deployment.leases, deployment.holder, deployment.lease_limits
+            )
             self._membership.start()
             stack.callback(self._membership.stop)
             self._run_with_spark(deployment, first)

@@ -1,15 +1,14 @@
-"""Leases in State, by the clock of its Postgres; and who holds which, for people to look at."""
+"""Leases in State, by the clock of its Postgres; and what State knows of leases that are kept elsewhere."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
 from typing import Any
 
 from evermark.cluster import liveness
-from evermark.cluster.base import Holder, Lease
+from evermark.cluster.base import Holder, Lease, LeaseRow
 from evermark.cluster.fence import fence, stale
 from evermark.cluster.liveness import Held, IsGone, epoch_for
 from evermark.state.connection import Connection, State
@@ -31,7 +30,9 @@ select name, instance, host, boot, pid, started, epoch, greatest(expires_at, 'ep
 from leases where name = any(%s)
 """
 
-_THERE = "select name from leases where name = any(%s)"
+_EPOCHS = "select name, epoch from leases where name = any(%s)"
+
+_CHECKED = "update leases set checked_epoch = epoch where name = %s and epoch = %s"
 
 _DIVIDE = """
 insert into leases (name, epoch, expires_at) select unnest(%(missing)s::text[]), %(epoch)s, '-infinity'
@@ -43,13 +44,18 @@ _RAISE = "update leases set epoch = %s, instance = null, expires_at = '-infinity
 _TAKE = """
 update leases
 set instance = %(instance)s, host = %(host)s, boot = %(boot)s, pid = %(pid)s, started = %(started)s,
-    epoch = %(epoch)s, expires_at = clock_timestamp() + make_interval(secs => %(ttl_s)s)
+    epoch = %(epoch)s, expires_at = clock_timestamp() + make_interval(secs => %(ttl_s)s), last_instance = %(instance)s
 where name = %(name)s
 """
 
+# Locked in one order by all: so nobody waits for each other.
 _RENEW = """
-update leases set expires_at = clock_timestamp() + make_interval(secs => %s)
-where name = %s and epoch = %s and instance is not null
+with mine as materialized (
+    select name from leases join unnest(%s::text[], %s::bigint[]) as given (name, epoch) using (name, epoch)
+    where instance is not null order by name for no key update of leases
+)
+update leases l set expires_at = clock_timestamp() + make_interval(secs => %s)
+from mine where l.name = mine.name returning l.name
 """
 
 # `for update` first, so that a release waits for the fenced transactions that are still running.
@@ -60,7 +66,8 @@ update leases l set instance = null, expires_at = '-infinity' from locked where 
 
 # Released leases expire at -infinity, which has no Python value.
 _HOLDERS = """
-select name, epoch, instance, host, boot, pid, started, greatest(expires_at, 'epoch'), expires_at > clock_timestamp()
+select name, epoch, instance, host, boot, pid, started, greatest(expires_at, 'epoch'), expires_at > clock_timestamp(),
+       last_instance, checked_epoch
 from leases where epoch > 0 order by name
 """
 
@@ -110,33 +117,81 @@ class PostgresLeases:
 
     def divide(self, first: str, others: Sequence[str], holder: Holder) -> bool:
         with self._state.transaction() as conn:
-            there = {name for (name,) in conn.execute(_THERE, (list(others),))}
-            missing = sorted(set(others) - there)
+            missing = parts_missing(conn, others)
             if not missing:
                 return True
+            is_divided = len(missing) < len(others)
             conn.execute(_BEGIN, (first,))
             held, now = _locked(conn, first)
-            if not there and epoch_for(held, holder, now, self._is_gone) is None:
+            if not is_divided and epoch_for(held, holder, now, self._is_gone) is None:
                 return False
             epoch = held.epoch + 1  # the holder of the lease for all of them can write to none of them
-            conn.execute(_DIVIDE, {"missing": missing, "epoch": epoch})
-            if not there:
+            note_parts(conn, missing, epoch)
+            if not is_divided:
                 conn.execute(_RAISE, (epoch, first))
             return True
 
-    def renew(self, lease: Lease, ttl_s: float) -> None:
+    def renew(self, leases: Sequence[Lease], ttl_s: float) -> None:
+        names, epochs = [lease.name for lease in leases], [lease.epoch for lease in leases]
         with self._state.connection() as conn:
-            if conn.execute(_RENEW, (ttl_s, lease.name, lease.epoch)).rowcount != 1:
+            renewed = {name for (name,) in conn.execute(_RENEW, (names, epochs, ttl_s))}
+        for lease in leases:
+            if lease.name not in renewed:
                 raise stale(lease.name, lease.epoch)
 
     def release(self, *leases: Lease) -> None:
         with self._state.transaction() as conn:
-            for lease in sorted(leases, key=lambda each: each.name):
-                conn.execute(_RELEASE, (lease.name, lease.epoch))
+            released(conn, leases)
 
     def require(self, lease: Lease) -> None:
         with self._state.connection() as conn:
-            fence(conn, lease.name, lease.epoch)
+            require(conn, lease)
+
+    def rows(self) -> dict[str, LeaseRow]:
+        return lease_rows(self._state, is_gone=self._is_gone)
+
+
+# What State knows of leases, wherever they are kept: the fence reads it.
+
+
+def epochs_noted(conn: Connection, names: Sequence[str]) -> dict[str, int]:
+    return dict(conn.execute(_EPOCHS, (list(names),)).fetchall())
+
+
+def note_holder(conn: Connection, lease: Lease, holder: Holder, ttl_s: float) -> bool:
+    """False: another has a higher epoch already. Waits for the fenced transactions of the former holder."""
+    if locked(conn, lease.name).epoch >= lease.epoch:
+        return False
+    conn.execute(_TAKE, vars(lease) | {"ttl_s": ttl_s} | vars(holder))
+    return True
+
+
+def locked(conn: Connection, name: str) -> Held:
+    conn.execute(_BEGIN, (name,))
+    return _locked(conn, name)[0]
+
+
+def parts_missing(conn: Connection, others: Sequence[str]) -> list[str]:
+    return sorted(set(others) - epochs_noted(conn, others).keys())
+
+
+def note_parts(conn: Connection, missing: Sequence[str], epoch: int) -> None:
+    conn.execute(_DIVIDE, {"missing": list(missing), "epoch": epoch})
+
+
+def released(conn: Connection, leases: Sequence[Lease]) -> None:
+    for lease in sorted(leases, key=lambda each: each.name):
+        conn.execute(_RELEASE, (lease.name, lease.epoch))
+
+
+def require(conn: Connection, lease: Lease) -> None:
+    fence(conn, lease.name, lease.epoch)
+
+
+def note_checked(state: State, lease: Lease) -> None:
+    """Under this epoch the partition was found to be without a gap."""
+    with state.connection() as conn:
+        conn.execute(_CHECKED, (lease.name, lease.epoch))
 
 
 def _locked(conn: Connection, name: str) -> tuple[Held, datetime]:
@@ -151,30 +206,13 @@ def _held(row: Sequence[Any]) -> tuple[Held, datetime]:
     return Held(holder, epoch, expires_at), now
 
 
-@dataclass(frozen=True)
-class LeaseRow:
-    """One lease. `holder` is None after a release; `held` says that its holder may still be at work."""
-
-    name: str
-    epoch: int
-    holder: Holder | None
-    expires_at: datetime | None
-    held: bool
-
-
-def owner_epoch(state: State, name: str) -> int | None:
-    """The epoch of the instance that holds a lease now; None while none does."""
-    row = lease_rows(state).get(name)
-    return row.epoch if row is not None and row.held else None
-
-
 def lease_rows(state: State, *, is_gone: IsGone = liveness.is_gone) -> dict[str, LeaseRow]:
     """Every lease that was ever given out, by name."""
     with state.connection() as conn:
         rows = conn.execute(_HOLDERS).fetchall()
     found, is_gone = {}, cache(is_gone)  # of many leases few have different holders
-    for name, epoch, instance, host, boot, pid, started, expires_at, unexpired in rows:
+    for name, epoch, instance, host, boot, pid, started, expires_at, unexpired, last, checked in rows:
         holder = None if instance is None else Holder(instance, host, boot, pid, started)
         held = holder is not None and unexpired and not is_gone(holder)
-        found[name] = LeaseRow(name, epoch, holder, expires_at if holder else None, held)
+        found[name] = LeaseRow(name, epoch, holder, expires_at if holder else None, held, last, checked == epoch)
     return found

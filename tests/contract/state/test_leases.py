@@ -133,7 +133,7 @@ def test_a_lease_is_not_renewed_through_a_state_that_was_closed(pg_server: Postg
         leases = PostgresLeases(mine)
         lease = leases.acquire("deliver", liveness.this_process("tests"), 60.0)
         assert lease is not None
-        leases.renew(lease, 60.0)
+        leases.renew([lease], 60.0)
         mine.close()
         with pytest.raises(UnreachableError, match="closed here"):
-            leases.renew(lease, 60.0)
+            leases.renew([lease], 60.0)
