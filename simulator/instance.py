@@ -111,6 +111,9 @@ class SimLeases:
         for lease in leases:
             self.missed.pop(lease, None)
 
+    def note_checked(self, leases: Sequence[Lease]) -> None:
+        self.port.note_checked(leases)
+
     def rows(self) -> dict[str, LeaseRow]:
         found: dict[str, LeaseRow] = self.port.rows()
         return found

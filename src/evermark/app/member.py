@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from importlib.metadata import version
 
 from evermark.cluster.assignment import assigned
@@ -48,6 +48,12 @@ def share_of(name: str, members: Mapping[str, Member], rows: Iterable[LeaseRow])
     return frozenset(lease for lease, instance in assigned(able, owners).items() if instance == name)
 
 
+def left_by_all(leases: Collection[str], members: Mapping[str, Member]) -> frozenset[str]:
+    """The leases that no instance is to take: each that could is drained, or does not live."""
+    taken = [member.leases for member in members.values() if member.lives and not member.draining]
+    return frozenset(leases) - frozenset().union(*taken)
+
+
 class Membership:
     """One thread, until stopped. While State does not answer, the share stays as it was; where it is not known, it is
     all: leases are asked for then, and say why there are none.
@@ -59,9 +65,11 @@ class Membership:
         self._members = Members(state, ttl_s=limits.ttl_s)
         self.name = holder.instance
         self.share: frozenset[str] | None = None  # not known yet
+        self._can_take = True  # whether the store of leases answers here
         self._found: frozenset[str] = frozenset()  # the share by the last look
         self._others = 0  # instances that live
         self._on_share: Callable[[frozenset[str] | None], None] = lambda _: None
+        self.on_left: Callable[[frozenset[str]], None] = lambda _: None  # told which leases no instance is to take
         self._lock = threading.Lock()
         self._looking = threading.RLock()
         self._stopping = threading.Event()
@@ -108,7 +116,10 @@ class Membership:
                 self._look()
 
     def _beat(self) -> bool:
-        return self._tried(lambda: self._members.beat(self._holder, version("evermark"), self._leases))
+        return self._tried(self._say_alive)
+
+    def _say_alive(self) -> None:
+        self._members.beat(self._holder, version("evermark"), self._leases if self._can_take else ())
 
     def _look(self) -> bool:
         return self._tried(self._share_out)
@@ -119,12 +130,31 @@ class Membership:
         if me is not None and me.draining and not self._drained:
             self._drained = True
             self._log.info("this instance is drained: everything is handed over")
-        found = share_of(self.name, members, self._store.rows().values())
+        if self._drained:
+            self.on_left(left_by_all(self._leases, members))
+        found = share_of(self.name, members, self._rows())
         self._others = sum(member.lives for name, member in members.items() if name != self.name)
         # What is to be handed over is kept for one more look: by then the others know, and wait for it.
         share = found | ((self.share or frozenset()) & self._found)
         self._found = found
         self._tell_share(share)
+
+    def _rows(self) -> Collection[LeaseRow]:
+        """Where leases are not in State, they may be out of reach for this instance alone: the others hear of it, and
+        leave it nothing.
+        """
+        try:
+            rows = self._store.rows()
+        except EvermarkError:
+            self._say_whether_it_can_take(False)
+            raise
+        self._say_whether_it_can_take(True)
+        return rows.values()
+
+    def _say_whether_it_can_take(self, can_take: bool) -> None:
+        if can_take != self._can_take:
+            self._can_take = can_take
+            self._say_alive()
 
     def _tell_share(self, share: frozenset[str] | None) -> None:
         with self._lock:

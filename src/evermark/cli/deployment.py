@@ -11,7 +11,7 @@ from evermark.app.build import Deployment, open_deployment
 from evermark.cli.console import printable, warn
 from evermark.cluster import holding
 from evermark.cluster.base import Lease, LeaseRow, owner_epoch
-from evermark.cluster.fence import DELIVER_LEASE, source_lease
+from evermark.cluster.fence import DELIVER_LEASE, is_of, source_lease
 from evermark.config import Config, load
 from evermark.errors import BusyError, ConfigError, NotFoundError
 from evermark.observe.logging import get_logger, set_up_logging
@@ -65,8 +65,7 @@ def held_sources(deployment: Deployment, names: Iterable[str]) -> Iterator[Mappi
             leases = _acquired(deployment, name)
             if leases is None:
                 rows = deployment.leases.rows().values()
-                mine = f"{source_lease(name)}:"
-                held_by = (row.holder for row in rows if row.held and f"{row.name}:".startswith(mine))
+                held_by = (row.holder for row in rows if row.held and is_of(row.name, name))
                 reader = next(held_by, None)
                 who = f"an instance on {reader.host}, process {reader.pid}" if reader else "another instance"
                 raise BusyError(

@@ -72,6 +72,11 @@ class LeaseStore(Protocol):
     def require(self, lease: Lease) -> None:
         """Raises `StaleError` when the epoch is old. For checks outside a fenced transaction."""
 
+    def note_checked(self, leases: Sequence[Lease]) -> None:
+        """Under these epochs, what the leases are for was found to be without a gap: `rows` say so until they change
+        hands. Nothing is noted for one that is no longer ours.
+        """
+
     def rows(self) -> dict[str, LeaseRow]:
         """Every lease that was ever given out, by name."""
 

@@ -24,6 +24,7 @@ from evermark.cluster.postgres import (
     epochs_noted,
     lease_rows,
     locked,
+    note_checked,
     note_holder,
     note_parts,
     parts_missing,
@@ -139,6 +140,9 @@ class EtcdLeases:
         return True
 
     def renew(self, leases: Sequence[Lease], ttl_s: float) -> None:
+        """State is asked first: an owner that cannot write there is to lose what others could work with."""
+        with self._state.connection() as conn:
+            require(conn, leases)
         for some in _some(list(leases)):
             unknown = [lease for lease in some if lease not in self._mine]
             if unknown:
@@ -175,7 +179,10 @@ class EtcdLeases:
 
     def require(self, lease: Lease) -> None:
         with self._state.connection() as conn:
-            require(conn, lease)
+            require(conn, [lease])
+
+    def note_checked(self, leases: Sequence[Lease]) -> None:
+        note_checked(self._state, leases)
 
     def rows(self) -> dict[str, LeaseRow]:
         """State says whose they are, etcd whether their time is over; when it will be, only etcd knows."""

@@ -1,19 +1,20 @@
-"""Where leases are kept: in State, or in etcd, whose driver is imported when a file names it."""
+"""Where leases are kept: in State, or in etcd. What a backend needs is imported when it is opened."""
 
 from __future__ import annotations
 
 import importlib.util
 from datetime import timedelta
-from typing import Annotated, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from evermark.cluster.base import LeaseStore
 from evermark.cluster.holding import LeaseLimits
-from evermark.cluster.postgres import PostgresLeases
 from evermark.errors import SetupError
 from evermark.etcd.settings import EtcdConfig
 from evermark.secrets import SecretBox
 from evermark.settings.fields import Duration, Model, between
-from evermark.state.connection import State
+
+if TYPE_CHECKING:
+    from evermark.state.connection import State
 
 # Of a lease's time, what all endpoints together may take to answer: a renewal that hangs ends before the lease does.
 _ANSWER_SHARE = 0.2
@@ -38,6 +39,8 @@ class LeaseConfig(Model):
 
 def open_leases(settings: LeaseConfig, state: State) -> LeaseStore:
     if settings.backend == "postgres":
+        from evermark.cluster.postgres import PostgresLeases
+
         return PostgresLeases(state)
     if importlib.util.find_spec("etcd3gw") is None:
         raise SetupError("cluster.leases.backend: etcd needs etcd3gw", hint="pip install 'evermark[etcd]'")

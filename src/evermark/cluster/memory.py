@@ -26,6 +26,7 @@ class MemoryLeases:
         self._is_gone = is_gone
         self._held: dict[str, Held] = {}
         self._last: dict[str, str] = {}
+        self._checked: dict[str, int] = {}
         self._lock = threading.RLock()
 
     def acquire(self, name: str, holder: Holder, ttl_s: float) -> Lease | None:
@@ -85,6 +86,10 @@ class MemoryLeases:
         with self._lock:
             self._ours(lease)
 
+    def note_checked(self, leases: Sequence[Lease]) -> None:
+        with self._lock:
+            self._checked.update((lease.name, lease.epoch) for lease in leases)
+
     def rows(self) -> dict[str, LeaseRow]:
         with self._lock:
             now = self._clock()
@@ -92,7 +97,8 @@ class MemoryLeases:
 
     def _row(self, name: str, held: Held, now: datetime) -> LeaseRow:
         is_held = held.holder is not None and held.expires_at > now and not self._is_gone(held.holder)
-        return LeaseRow(name, held.epoch, held.holder, held.expires_at, is_held, self._last.get(name))
+        checked = self._checked.get(name) == held.epoch
+        return LeaseRow(name, held.epoch, held.holder, held.expires_at, is_held, self._last.get(name), checked)
 
     def fence(self, name: str, epoch: int, own: str | None = None) -> None:
         """Raise `StaleError` unless `epoch` holds the lease now; the lease `own` instead, where there is one."""

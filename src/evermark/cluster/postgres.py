@@ -9,7 +9,7 @@ from typing import Any
 
 from evermark.cluster import liveness
 from evermark.cluster.base import Holder, Lease, LeaseRow
-from evermark.cluster.fence import fence, stale
+from evermark.cluster.fence import stale
 from evermark.cluster.liveness import Held, IsGone, epoch_for
 from evermark.state.connection import Connection, State
 
@@ -32,7 +32,15 @@ from leases where name = any(%s)
 
 _EPOCHS = "select name, epoch from leases where name = any(%s)"
 
-_CHECKED = "update leases set checked_epoch = epoch where name = %s and epoch = %s"
+_OURS = """
+select name from leases join unnest(%s::text[], %s::bigint[]) as given (name, epoch) using (name, epoch)
+where instance is not null
+"""
+
+_CHECKED = """
+update leases l set checked_epoch = l.epoch from unnest(%s::text[], %s::bigint[]) as given (name, epoch)
+where l.name = given.name and l.epoch = given.epoch
+"""
 
 _DIVIDE = """
 insert into leases (name, epoch, expires_at) select unnest(%(missing)s::text[]), %(epoch)s, '-infinity'
@@ -145,7 +153,10 @@ class PostgresLeases:
 
     def require(self, lease: Lease) -> None:
         with self._state.connection() as conn:
-            require(conn, lease)
+            require(conn, [lease])
+
+    def note_checked(self, leases: Sequence[Lease]) -> None:
+        note_checked(self._state, leases)
 
     def rows(self) -> dict[str, LeaseRow]:
         return lease_rows(self._state, is_gone=self._is_gone)
@@ -184,14 +195,18 @@ def released(conn: Connection, leases: Sequence[Lease]) -> None:
         conn.execute(_RELEASE, (lease.name, lease.epoch))
 
 
-def require(conn: Connection, lease: Lease) -> None:
-    fence(conn, lease.name, lease.epoch)
+def require(conn: Connection, leases: Sequence[Lease]) -> None:
+    """Raises `StaleError` when one of them is another's, or nobody's."""
+    given = [lease.name for lease in leases], [lease.epoch for lease in leases]
+    ours = {name for (name,) in conn.execute(_OURS, given)}
+    for lease in leases:
+        if lease.name not in ours:
+            raise stale(lease.name, lease.epoch)
 
 
-def note_checked(state: State, lease: Lease) -> None:
-    """Under this epoch the partition was found to be without a gap."""
+def note_checked(state: State, leases: Sequence[Lease]) -> None:
     with state.connection() as conn:
-        conn.execute(_CHECKED, (lease.name, lease.epoch))
+        conn.execute(_CHECKED, ([lease.name for lease in leases], [lease.epoch for lease in leases]))
 
 
 def _locked(conn: Connection, name: str) -> tuple[Held, datetime]:

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Protocol
 
 from evermark.breaker import Breaker, BreakerLimits, BreakerState
+from evermark.cluster.base import Lease
 from evermark.cluster.fence import source_lease
 from evermark.cluster.holding import Candidate, HeldLease
 from evermark.error_policy import Action, action_for, action_while_reading, backoff_s
@@ -130,6 +131,10 @@ class SourceOwner:
         if not self._checked or repairer is None or repairer.partitions():
             return False
         others = [p for p in self.source.partitions() if not self._is_mine(p)]
+        rows = self.candidate.leases.rows() if others else {}
+        found = [rows.get(source_lease(self.name, p)) for p in others]
+        if not all(row is not None and row.held and row.checked for row in found):
+            return False  # another owner has not looked yet whether there is a gap, or there is none
         return all(self.works.recoveries.current(self.name, p) is None for p in others)
 
     def partitions(self) -> list[int]:
@@ -275,6 +280,9 @@ class SourceOwner:
             self._left_at = starts
             self.source.check(starts, self.works.newest(active))
             self._checked = True
+            if self.divided:  # the owner of the first partition waits for it before it removes events
+                mine = [Lease(source_lease(self.name, p), taker.epoch) for p in active]
+                self.candidate.leases.note_checked(mine)
             for partition, position in starts.items():
                 self.source.begin(partition, position)
         except EvermarkError as error:

@@ -174,8 +174,8 @@ class InstancesStage(Stage):
             return all(notes[p] and notes[p][-1][1] > now for p in partitions)
 
         until(go_on, "every partition goes on")
-        times = [[at for _, at in notes if at >= since] for p, notes in self.notes().items() if p in partitions]
-        return sorted(max(b - a for a, b in pairwise(each)) for each in times if len(each) > 1)
+        times = [[at for _, at in notes] for p, notes in self.notes().items() if p in partitions]
+        return sorted(max(b - a for a, b in pairwise(each) if b >= since) for each in times if len(each) > 1)
 
 
 def killed_whole(instance: Instance) -> None:

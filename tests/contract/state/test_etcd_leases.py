@@ -144,6 +144,24 @@ def test_a_state_that_is_away_costs_no_lease_in_etcd(leases: LeaseStore, monkeyp
     assert leases.acquire("deliver", holder("b"), TTL_S) is not None
 
 
+def test_an_owner_that_state_is_away_for_renews_nothing(
+    leases: LeaseStore, etcd: Etcd, pg_server: PostgresServer, state: State, prefix: str
+) -> None:
+    """GIVEN an owner that reaches etcd, and State no longer WHEN it renews THEN its lease goes on running out."""
+    mine = State(pg_server.socket_dsn, state.schema)
+    lease = opened(etcd.url, mine, set(), prefix).acquire("deliver", holder("a"), 2.0)
+    assert lease is not None
+    mine.close()
+    cut_off = opened(etcd.url, mine, set(), prefix)
+
+    def taken() -> Lease | None:
+        with pytest.raises(UnreachableError):
+            cut_off.renew([lease], 2.0)
+        return leases.acquire("deliver", holder("b"), TTL_S)
+
+    assert until(taken, "another has it", timeout_s=60).epoch > lease.epoch
+
+
 def test_more_leases_than_one_transaction_takes(leases: LeaseStore) -> None:
     """GIVEN a source of many partitions THEN they are taken under one epoch, renewed, and let go of."""
     names = [f"source:shop:{number}" for number in range(130)]

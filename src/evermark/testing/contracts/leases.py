@@ -205,6 +205,16 @@ class LeaseContract:
         assert {name: row.last for name, row in rows.items()} == dict.fromkeys(rows, "a") | {"of the gone": "c"}
         assert [owner_epoch(leases, name) for name in ("kept", "out", "never")] == [mine[0].epoch, None, None]
 
+    def test_what_was_checked_is_so_until_the_lease_changes_hands(self, leases: LeaseStore) -> None:
+        """Of leases under one epoch, each is told apart; a late note of a former owner says nothing."""
+        mine = leases.acquire_all(["x", "y"], holder("a"), TTL_S)
+        leases.note_checked(mine[:1])
+        assert {name: row.checked for name, row in leases.rows().items()} == {"x": True, "y": False}
+        leases.release(*mine)
+        leases.acquire_all(["x", "y"], holder("b"), TTL_S)
+        leases.note_checked(mine)
+        assert not any(row.checked for row in leases.rows().values())
+
     def test_of_many_at_once_one_wins(self, leases: LeaseStore) -> None:
         """A race for a free lease has exactly one winner."""
         won: list[Lease] = []
