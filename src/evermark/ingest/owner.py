@@ -23,7 +23,7 @@ from evermark.ingest.gather import WHOLE_SOURCE
 from evermark.ingest.reading import ReadPlan
 from evermark.ingest.repair.steps import Repairer, RepairNews, RepairWorks
 from evermark.ingest.resume import Resume
-from evermark.ingest.take import Taken, Taker
+from evermark.ingest.take import Fenced, Taken, Taker
 from evermark.runtime import Wake, any_set
 from evermark.sources.base import Source
 
@@ -275,7 +275,11 @@ class SourceOwner:
         resumes: dict[int, Resume] = {}
         try:
             self.works.require_room()  # reading that begins looks healthy until its first batch
-            resumes.update((partition, _begun(taker, partition)) for partition in active)
+            fenced = _fenced(taker, active)
+            for partition in active:
+                if any_set(ends):
+                    return {}  # beginning many takes a while, and another may wait for them
+                resumes[partition] = _begun(taker, partition, fenced.get(partition))
             starts = {p: r.position for p, r in resumes.items() if r.position is not None}
             self._left_at = starts
             self.source.check(starts, self.works.newest(active))
@@ -372,9 +376,17 @@ def _excused(failed: Mapping[int, EvermarkError], resumes: Mapping[int, Resume])
     return {p: (excuse(p) or error) if isinstance(error, GapError) else error for p, error in failed.items()}
 
 
-def _begun(taker: Taker, partition: int) -> Resume:
+def _fenced(taker: Taker, partitions: Sequence[int]) -> Mapping[int, Fenced]:
+    """None of them if one fails: begun one by one, they say which."""
     try:
-        return taker.begin(partition)
+        return taker.fence(partitions)
+    except EvermarkError:
+        return {}
+
+
+def _begun(taker: Taker, partition: int, fenced: Fenced | None) -> Resume:
+    try:
+        return taker.begin(partition, fenced)
     except EvermarkError as error:
         if action_for(error) is Action.STOP and error.partition is None:
             error.partition = partition
