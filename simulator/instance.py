@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 
 from evermark.cluster.assignment import assigned
-from evermark.cluster.base import Holder, Lease
+from evermark.cluster.base import Holder, Lease, LeaseRow
 from evermark.cluster.fence import deliver_lease, source_lease
 from evermark.cluster.holding import LIMITS, Candidate
 from evermark.delivery.base import Cursor, SourcePartition
@@ -32,7 +32,7 @@ from evermark.ingest.reading import ReadPlan, SourceReading
 from evermark.ingest.repair.base import Recovery
 from evermark.ingest.repair.steps import FoundFile, RepairTarget
 from evermark.ingest.resume import Resume
-from evermark.ingest.take import Taken, Taker
+from evermark.ingest.take import Fenced, Taken, Taker
 from evermark.log.read import FileRange
 from evermark.runtime import Steps, Wake, any_set
 from evermark.sources.base import Fed, Gap, Limit, Slice
@@ -96,18 +96,28 @@ class SimLeases:
         done: bool = self.port.divide(first, others, holder)
         return done
 
-    def renew(self, lease: Lease, ttl_s: float) -> None:
+    def renew(self, leases: Sequence[Lease], ttl_s: float) -> None:
         try:
-            self.port.renew(lease, ttl_s)
-            self.missed.pop(lease, None)
+            self.port.renew(leases, ttl_s)
         except StaleError:
-            self.instance.told_lost(lease)
-            raise
-        except EvermarkError:
-            self.missed[lease] += 1
-            if self.missed[lease] * LIMITS.renew_every_s >= LIMITS.ttl_s:
+            for lease in leases:
                 self.instance.told_lost(lease)
             raise
+        except EvermarkError:
+            for lease in leases:
+                self.missed[lease] += 1
+                if self.missed[lease] * LIMITS.renew_every_s >= LIMITS.ttl_s:
+                    self.instance.told_lost(lease)
+            raise
+        for lease in leases:
+            self.missed.pop(lease, None)
+
+    def note_checked(self, leases: Sequence[Lease]) -> None:
+        self.port.note_checked(leases)
+
+    def rows(self) -> dict[str, LeaseRow]:
+        found: dict[str, LeaseRow] = self.port.rows()
+        return found
 
     def release(self, *leases: Lease) -> None:
         self.port.release(*leases)
@@ -209,8 +219,8 @@ class SimTaker(Taker):
         self._instance = instance
         self.tried: set[int] = set()
 
-    def begin(self, partition: int) -> Resume:
-        found = super().begin(partition)
+    def begin(self, partition: int, fenced: Fenced | None = None) -> Resume:
+        found = super().begin(partition, fenced)
         place, begun = SourcePartition(self.name, partition), self._instance.world.truth.begun
         begun[place] = max(self.epoch, begun.get(place, 0))
         return found

@@ -5,14 +5,14 @@ from __future__ import annotations
 import random
 import zlib
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from evermark.checkpoints.stores import MemoryCheckpoints
-from evermark.cluster.base import Holder, Lease
+from evermark.cluster.base import Holder, Lease, owner_epoch
 from evermark.cluster.memory import MemoryLeases
 from evermark.delivery.base import SourcePartition, SubscriptionSpec
 from evermark.delivery.decide.retry import EndpointLimits
@@ -72,8 +72,8 @@ class CalmLeases(MemoryLeases):
     def acquire(self, name: str, holder: Holder, ttl_s: float) -> Lease | None:
         return super().acquire(name, holder, CALM_TTL_S if self.calm else ttl_s)
 
-    def renew(self, lease: Lease, ttl_s: float) -> None:
-        super().renew(lease, CALM_TTL_S if self.calm else ttl_s)
+    def renew(self, leases: Sequence[Lease], ttl_s: float) -> None:
+        super().renew(leases, CALM_TTL_S if self.calm else ttl_s)
 
 
 class World:
@@ -200,10 +200,7 @@ class World:
 
     def owner_epoch(self, lease: str) -> int | None:
         """The epoch of whoever holds a lease now, as the table of leases shows it."""
-        held = self.leases._held.get(lease)
-        if held is None or held.holder is None or held.expires_at <= self.clock() or self._is_gone(held.holder):
-            return None
-        return held.epoch
+        return owner_epoch(self.leases, lease)
 
     def forgets_tail(self) -> bool:
         return self.rng.random() < self.scenario.forgets_tail

@@ -36,7 +36,7 @@ def _only_stale_is_lost(self: HeldLease) -> Steps[None]:
         if self._closed.is_set():
             return
         try:
-            self.store.renew(self.lease, self.limits.ttl_s)
+            self.store.renew([self.lease], self.limits.ttl_s)
         except StaleError:
             self.lost.set()
             return

@@ -6,7 +6,10 @@ import time
 from pathlib import Path
 
 from evermark.cluster.holding import LIMITS
-from evermark.testing.instances import InstancesStage, killed_whole, name_of
+from evermark.testing.etcds import Etcd, etcd_server
+from evermark.testing.instances import InstancesStage, killed_whole
+from evermark.testing.pipeline import Instance
+from evermark.testing.tcp_proxy import TcpProxy
 from evermark.testing.until import until
 
 
@@ -30,11 +33,49 @@ def test_instances_share_the_partitions_and_take_over_from_each_other(tmp_path: 
         stage.wait_shared(second, third)
 
         began = time.time()
-        drained = stage.run("instance", "drain", "--instance", name_of(third))
-        assert name_of(third) in drained.stderr
+        drained = stage.run("instance", "drain", "--instance", stage.name_of(third))
+        assert stage.name_of(third) in drained.stderr
         stage.wait_shared(second, timeout_s=60)
         print(f"the longest pause of a partition while one was drained: {stage.pauses_s(began)[-1]:.1f} s")
         stage.finish()
         stage.check_complete()
         stage.check_epochs()
         assert third.terminate() == 0 and second.terminate() == 0
+
+
+def test_instances_with_leases_in_etcd_step_down_without_it_and_come_back(
+    tmp_path: Path, pg_dsn: str, etcd: Etcd
+) -> None:
+    """GIVEN two instances with leases in etcd WHEN one is cut off from it THEN the other takes over, and the one says
+    so; WHEN etcd itself is gone THEN both say so; and when it is back, they share again, every event once."""
+    with (
+        etcd_server(tmp_path / "etcd") as server,
+        TcpProxy("127.0.0.1", server.port) as proxy,
+        InstancesStage(tmp_path, pg_dsn, ttl_s=5.0, etcd_url=server.url) as stage,
+    ):
+        first = stage.up()
+        stage.env["ETCD_URL"] = f"http://127.0.0.1:{proxy.port}"
+        second = stage.up()
+        stage.wait_shared(first, second)
+        stage.wait_delivered(100)
+
+        proxy.cut()
+        print(f"taken over from the one without etcd after {stage.wait_shared(first):.1f} s")
+        until(lambda: says(second, "in etcd at"), "the one without etcd says so")
+        assert '"healthy"' not in second.ask("/health")[1].partition(",")[0]
+        proxy.restore()
+        print(f"shared again after {stage.wait_shared(first, second):.1f} s")
+
+        server.kill()
+        for each in (first, second):
+            until(lambda each=each: says(each, "in etcd at"), "an instance says that etcd is away")
+        server.start()
+        print(f"shared again after {stage.wait_shared(first, second):.1f} s")
+        stage.finish()
+        stage.check_complete()
+        stage.check_epochs()
+        assert first.terminate() == 0 and second.terminate() == 0
+
+
+def says(instance: Instance, text: str) -> bool:
+    return text in instance.ask("/health")[1]

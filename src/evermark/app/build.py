@@ -13,10 +13,10 @@ from evermark.breaker import Breaker, BreakerLimits
 from evermark.checkpoints.base import CheckpointStore
 from evermark.checkpoints.kinds import CheckpointConfig, backend_of, open_checkpoints
 from evermark.cluster.base import Holder, LeaseStore
+from evermark.cluster.holding import LeaseLimits
+from evermark.cluster.kinds import LeaseConfig, open_leases
 from evermark.cluster.liveness import this_process
-from evermark.cluster.members import instance_name
-from evermark.cluster.postgres import PostgresLeases
-from evermark.cluster.together import RenewedTogether
+from evermark.cluster.members import member_of
 from evermark.config import BotConfig, Config
 from evermark.delivery.base import SourcePartition, SubscriptionSpec
 from evermark.delivery.decide.retry import EndpointLimits
@@ -57,6 +57,7 @@ class LaneParts:
     state_dsn: Hidden
     box: SecretBox
     checkpoint: CheckpointConfig
+    leases: LeaseConfig
     endpoints: EndpointLimits
     reading: ReadingLimits
     log_root: Place
@@ -72,6 +73,7 @@ class Stores:
     box: SecretBox
     state: State
     leases: LeaseStore
+    lease_limits: LeaseLimits
     heads: PostgresHeads
     checkpoints: CheckpointStore
     store_breaker: Breaker  # of the store of checkpoints
@@ -122,14 +124,19 @@ class Deployment(Stores):
         settings = self.config.reliability.checkpoint
         return open_checkpoints(settings, state) if backend_of(settings).durable else self.checkpoints
 
+    def leases_through(self, state: State) -> LeaseStore:
+        """The same leases through the connections of `state`."""
+        return open_leases(self.config.cluster.leases, state)
+
     def for_lanes(self) -> LaneParts:
         config = self.config
         return LaneParts(
             config.name,
-            instance_name(self.holder),
+            member_of(self.holder.instance),
             state_dsn(config, self.box),
             self.box,
             config.reliability.checkpoint.sealed(self.box),
+            config.cluster.leases.sealed(self.box),
             endpoint_limits(config),
             self.reading,
             self.log_root,
@@ -166,10 +173,12 @@ def open_deployment(config: Config, sources: Mapping[str, Source] | None = None)
             embedded.stop()
         raise
     return Deployment(
-        **_stores(state, config.reliability.checkpoint, endpoint_limits(config), reading_limits(config)),
+        **_stores(
+            state, config.reliability.checkpoint, config.cluster.leases, endpoint_limits(config), reading_limits(config)
+        ),
         config=config,
         box=box,
-        holder=this_process(config.name),
+        holder=this_process(),
         log_root=log_root,
         retention=config.log.retention,
         sources=built,
@@ -191,10 +200,9 @@ def open_in_lane(parts: LaneParts, attempt: str) -> Stores:
             raise UnreachableError(f"state does not answer: {error.message}", hint=error.hint) from error
 
     state = State(dsn, schema_for(parts.name))
-    mine = this_process(parts.name)
-    holder = replace(mine, instance=f"{parts.instance}/{attempt}")
+    holder = replace(this_process(), instance=f"{parts.instance}/{attempt}")
     return Stores(
-        **_stores(state, parts.checkpoint, parts.endpoints, parts.reading),
+        **_stores(state, parts.checkpoint, parts.leases, parts.endpoints, parts.reading),
         box=parts.box,
         holder=holder,
         log_root=parts.log_root,
@@ -205,11 +213,16 @@ def open_in_lane(parts: LaneParts, attempt: str) -> Stores:
 
 
 def _stores(
-    state: State, checkpoint: CheckpointConfig, endpoints: EndpointLimits, reading: ReadingLimits
+    state: State,
+    checkpoint: CheckpointConfig,
+    leases: LeaseConfig,
+    endpoints: EndpointLimits,
+    reading: ReadingLimits,
 ) -> dict[str, Any]:
     return {
         "state": state,
-        "leases": RenewedTogether(PostgresLeases(state)),
+        "leases": open_leases(leases, state),
+        "lease_limits": leases.limits,
         "heads": PostgresHeads(state),
         "checkpoints": open_checkpoints(checkpoint, state),
         "store_breaker": Breaker(reading.breaker),

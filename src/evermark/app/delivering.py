@@ -291,6 +291,7 @@ class DeliveryRunner:
                 deployment.holder,
                 runtime,
                 get_logger(part="deliver"),
+                deployment.lease_limits,
                 share=share or Share(),
                 on_refused=lambda lease: metrics.refused.labels(lease).inc(),
             ),

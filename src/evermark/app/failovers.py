@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 
 from evermark.app.build import Stores
 from evermark.cluster.fence import DELIVER_LEASE
-from evermark.cluster.postgres import lease_rows
 from evermark.delivery.base import BEGINNING, Cursor, CursorVector, SourcePartition, Subscription, SubscriptionState
 from evermark.delivery.store.stream_status import Failover, PostgresStatus
 from evermark.delivery.tail.wish import Wish, Wishes
@@ -56,7 +55,7 @@ class Failovers:
 
     def _epoch(self) -> int | None:
         """Ours, if delivery is."""
-        row = lease_rows(self._stores.state).get(DELIVER_LEASE)
+        row = self._stores.leases.rows().get(DELIVER_LEASE)
         return row.epoch if row is not None and row.holder == self._stores.holder else None
 
     def _first(

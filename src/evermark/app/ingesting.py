@@ -201,6 +201,7 @@ class SourceRunner(SavingNews):
             self.deployment.holder,
             self.runtime,
             self._log,
+            self.deployment.lease_limits,
             share=self.share,
             on_refused=lambda lease: self.metrics.refused.labels(lease).inc(),
         )

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from importlib.metadata import version
 
 from evermark.cluster.assignment import assigned
-from evermark.cluster.base import Holder
+from evermark.cluster.base import Holder, LeaseRow, LeaseStore
 from evermark.cluster.fence import deliver_lease, source_lease
-from evermark.cluster.holding import LIMITS
-from evermark.cluster.members import Member, Members, instance_name, member_of
-from evermark.cluster.postgres import LeaseRow, lease_rows
+from evermark.cluster.holding import LIMITS, LeaseLimits
+from evermark.cluster.members import Member, Members, member_of
 from evermark.errors import EvermarkError, known
 from evermark.observe.logging import get_logger
 from evermark.sources.base import Source
@@ -40,11 +39,20 @@ def _divided(source: Source) -> Sequence[int]:
 
 
 def share_of(name: str, members: Mapping[str, Member], rows: Iterable[LeaseRow]) -> frozenset[str]:
-    """The leases that an instance is to take; none while it is drained. It lives, whatever its row says."""
+    """The leases that an instance is to take; none while it is drained. It lives, whatever its row says.
+
+    A lease that was let go of counts as its last owner's: a lane that is renewed is about to take it again.
+    """
     living = [member for member in members.values() if member.lives or member.name == name]
     able = {member.name: member.leases for member in living if not member.draining}
-    owners = {row.name: member_of(row.holder) for row in rows if row.held and row.holder is not None}
+    owners = {row.name: member_of(row.last) for row in rows if row.last and (row.held or row.holder is None)}
     return frozenset(lease for lease, instance in assigned(able, owners).items() if instance == name)
+
+
+def left_by_all(leases: Collection[str], members: Mapping[str, Member]) -> frozenset[str]:
+    """The leases that no instance is to take: each that could is drained, or does not live."""
+    taken = [member.leases for member in members.values() if member.lives and not member.draining]
+    return frozenset(leases) - frozenset().union(*taken)
 
 
 class Membership:
@@ -52,15 +60,17 @@ class Membership:
     all: leases are asked for then, and say why there are none.
     """
 
-    def __init__(self, state: State, holder: Holder) -> None:
-        self._state, self._holder = state, holder
+    def __init__(self, state: State, leases: LeaseStore, holder: Holder, limits: LeaseLimits = LIMITS) -> None:
+        self._store, self._holder, self._limits = leases, holder, limits
         self._leases: frozenset[str] = frozenset()  # that it can take just now
-        self._members = Members(state)
-        self.name = instance_name(holder)
+        self._members = Members(state, ttl_s=limits.ttl_s)
+        self.name = holder.instance
         self.share: frozenset[str] | None = None  # not known yet
+        self._can_take = True  # whether the store of leases answers here
         self._found: frozenset[str] = frozenset()  # the share by the last look
         self._others = 0  # instances that live
         self._on_share: Callable[[frozenset[str] | None], None] = lambda _: None
+        self.on_left: Callable[[frozenset[str]], None] = lambda _: None  # told which leases no instance is to take
         self._lock = threading.Lock()
         self._looking = threading.RLock()
         self._stopping = threading.Event()
@@ -92,7 +102,7 @@ class Membership:
 
     def stop(self) -> None:
         self._stopping.set()
-        self._thread.join(LIMITS.ttl_s)
+        self._thread.join(self._limits.ttl_s)
         try:
             self._members.leave(self._holder)
         except EvermarkError as error:
@@ -102,12 +112,15 @@ class Membership:
         beaten_at = time.monotonic()
         while not self._stopping.wait(_LOOK_EVERY_S if self._others else _LOOK_ALONE_S):
             with self._looking:
-                if time.monotonic() - beaten_at >= LIMITS.renew_every_s and self._beat():
+                if time.monotonic() - beaten_at >= self._limits.renew_every_s and self._beat():
                     beaten_at = time.monotonic()
                 self._look()
 
     def _beat(self) -> bool:
-        return self._tried(lambda: self._members.beat(self._holder, version("evermark"), self._leases))
+        return self._tried(self._say_alive)
+
+    def _say_alive(self) -> None:
+        self._members.beat(self._holder, version("evermark"), self._leases if self._can_take else ())
 
     def _look(self) -> bool:
         return self._tried(self._share_out)
@@ -118,12 +131,31 @@ class Membership:
         if me is not None and me.draining and not self._drained:
             self._drained = True
             self._log.info("this instance is drained: everything is handed over")
-        found = share_of(self.name, members, lease_rows(self._state).values())
+        if self._drained:
+            self.on_left(left_by_all(self._leases, members))
+        found = share_of(self.name, members, self._rows())
         self._others = sum(member.lives for name, member in members.items() if name != self.name)
         # What is to be handed over is kept for one more look: by then the others know, and wait for it.
         share = found | ((self.share or frozenset()) & self._found)
         self._found = found
         self._tell_share(share)
+
+    def _rows(self) -> Collection[LeaseRow]:
+        """Where leases are not in State, they may be out of reach for this instance alone: the others hear of it, and
+        leave it nothing.
+        """
+        try:
+            rows = self._store.rows()
+        except EvermarkError:
+            self._say_whether_it_can_take(False)
+            raise
+        self._say_whether_it_can_take(True)
+        return rows.values()
+
+    def _say_whether_it_can_take(self, can_take: bool) -> None:
+        if can_take != self._can_take:
+            self._can_take = can_take
+            self._say_alive()
 
     def _tell_share(self, share: frozenset[str] | None) -> None:
         with self._lock:

@@ -25,6 +25,7 @@ from evermark.app.scratch import ScratchKeeper, scratch_folder
 from evermark.app.serving import served
 from evermark.app.source_lag import Lags
 from evermark.app.state_supervisor import StateSupervisor
+from evermark.cluster.fence import DELIVER_LEASE, is_of
 from evermark.config import Config, load
 from evermark.config.spark_master import cores_max, master_in_effect, require_master, require_slots
 from evermark.delivery.base import SourcePartition
@@ -151,10 +152,17 @@ class Pipeline:
                 stack.callback(StateSupervisor(deployment.embedded).stop)
             stack.enter_context(served(server, deployment, self._match))
             self._on_taken = server.tail.wake
-            self._membership = Membership(deployment.state, deployment.holder)
+            self._membership = Membership(
+                deployment.state, deployment.leases, deployment.holder, deployment.lease_limits
+            )
+            self._membership.on_left = lambda leases: self._say_left(leases, deployment)
             self._membership.start()
             stack.callback(self._membership.stop)
             self._run_with_spark(deployment, first)
+
+    def _say_left(self, leases: frozenset[str], deployment: Deployment) -> None:
+        sources = {name for name in deployment.sources if any(is_of(lease, name) for lease in leases)}
+        self.board.left(frozenset(sources), delivery=DELIVER_LEASE in leases)
 
     def _opened(self) -> Deployment | None:
         """A server that may come up a little later is waited for, but not for ever. None: told to stop first."""

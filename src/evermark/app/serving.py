@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, TypeVar
 from evermark.app.build import Deployment
 from evermark.app.checking import stream_warnings
 from evermark.app.tailing import tail_of
-from evermark.cluster.base import Holder
+from evermark.cluster.base import Holder, owner_epoch
 from evermark.cluster.fence import DELIVER_LEASE
 from evermark.cluster.holding import as_holder
-from evermark.cluster.postgres import PostgresLeases, owner_epoch
 from evermark.delivery.replay.postgres import PostgresReplays
 from evermark.delivery.sinks import Sinks
 from evermark.delivery.status import durable_heads
@@ -45,7 +44,7 @@ _LOCK_TIMEOUT_S = 5.0
 def services_of(deployment: Deployment, state: State | None = None, holder: Holder | None = None) -> Services:
     """The services of a deployment, on its own connections to state unless others are given."""
     on = state or deployment.state
-    leases, whose, one_at_a_time = PostgresLeases(on), holder or deployment.holder, threading.Lock()
+    leases, whose, one_at_a_time = deployment.leases_through(on), holder or deployment.holder, threading.Lock()
     heads = PostgresHeads(on)
     readers = {source: LogReader(deployment.log_folder(source)) for source in deployment.sources}
 
@@ -54,7 +53,7 @@ def services_of(deployment: Deployment, state: State | None = None, holder: Hold
         if not one_at_a_time.acquire(timeout=_LOCK_TIMEOUT_S):
             raise BusyError("another change is under way, and takes long", hint="try again in a moment")
         try:
-            return as_holder(leases, DELIVER_LEASE, whose, lambda: owner_epoch(on, DELIVER_LEASE), step)
+            return as_holder(leases, DELIVER_LEASE, whose, lambda: owner_epoch(leases, DELIVER_LEASE), step)
         finally:
             one_at_a_time.release()
 

@@ -10,9 +10,8 @@ from typing import TypeVar
 from evermark.app.build import Deployment, open_deployment
 from evermark.cli.console import printable, warn
 from evermark.cluster import holding
-from evermark.cluster.base import Lease
-from evermark.cluster.fence import DELIVER_LEASE, source_lease
-from evermark.cluster.postgres import LeaseRow, lease_rows, owner_epoch
+from evermark.cluster.base import Lease, LeaseRow, owner_epoch
+from evermark.cluster.fence import DELIVER_LEASE, is_of, source_lease
 from evermark.config import Config, load
 from evermark.errors import BusyError, ConfigError, NotFoundError
 from evermark.observe.logging import get_logger, set_up_logging
@@ -65,9 +64,8 @@ def held_sources(deployment: Deployment, names: Iterable[str]) -> Iterator[Mappi
         for name in sorted(names):
             leases = _acquired(deployment, name)
             if leases is None:
-                rows = lease_rows(deployment.state).values()
-                mine = f"{source_lease(name)}:"
-                held_by = (row.holder for row in rows if row.held and f"{row.name}:".startswith(mine))
+                rows = deployment.leases.rows().values()
+                held_by = (row.holder for row in rows if row.held and is_of(row.name, name))
                 reader = next(held_by, None)
                 who = f"an instance on {reader.host}, process {reader.pid}" if reader else "another instance"
                 raise BusyError(
@@ -75,7 +73,11 @@ def held_sources(deployment: Deployment, names: Iterable[str]) -> Iterator[Mappi
                     hint="stop that `evermark up` first; this is safe only while nobody reads the source",
                 )
             lease, *also = leases
-            stack.callback(holding.HeldLease(deployment.leases, lease, Threads(), get_logger(), also=also).close)
+            stack.callback(
+                holding.HeldLease(
+                    deployment.leases, lease, Threads(), get_logger(), deployment.lease_limits, also
+                ).close
+            )
             held[name] = lease
         yield held
 
@@ -85,10 +87,14 @@ def _acquired(deployment: Deployment, name: str) -> list[Lease] | None:
     source, leases, whose = deployment.sources[name], deployment.leases, deployment.holder
     others = [source_lease(name, p) for p in source.partitions() if p] if source.divisible() else []
     if not others:
-        lease = leases.acquire(source_lease(name), whose, holding.LIMITS.ttl_s)
+        lease = leases.acquire(source_lease(name), whose, deployment.lease_limits.ttl_s)
         return [lease] if lease is not None else None
     wanted = [source_lease(name), *others]
-    found = leases.acquire_all(wanted, whose, holding.LIMITS.ttl_s) if leases.divide(wanted[0], others, whose) else []
+    found = (
+        leases.acquire_all(wanted, whose, deployment.lease_limits.ttl_s)
+        if leases.divide(wanted[0], others, whose)
+        else []
+    )
     if len(found) == len(wanted):
         return found
     for lease in found:
@@ -99,13 +105,13 @@ def _acquired(deployment: Deployment, name: str) -> list[Lease] | None:
 def own_lease(deployment: Deployment, source: str, partition: int) -> str:
     """The lease of a partition: that of its source, until an instance has divided the source."""
     own = source_lease(source, partition)
-    return own if own in lease_rows(deployment.state) else source_lease(source)
+    return own if own in deployment.leases.rows() else source_lease(source)
 
 
 def as_holder(deployment: Deployment, name: str, step: Callable[[int], T]) -> T:
     """Do one transaction of a person's on what a lease guards, with the epoch that holds it."""
     return holding.as_holder(
-        deployment.leases, name, deployment.holder, lambda: owner_epoch(deployment.state, name), step
+        deployment.leases, name, deployment.holder, lambda: owner_epoch(deployment.leases, name), step
     )
 
 

@@ -17,7 +17,7 @@ from evermark.cli.console import EXIT_WRONG, say, show, show_json
 from evermark.cli.deployment import config_at, holder_in, known_source
 from evermark.cli.options import DEFAULT_CONFIG, ConfigOption, JsonOption
 from evermark.cluster.fence import source_lease
-from evermark.cluster.postgres import lease_rows
+from evermark.cluster.kinds import open_leases
 from evermark.config import Config
 from evermark.errors import EvermarkError, SetupError
 from evermark.ingest.repair.postgres import Recoveries
@@ -63,6 +63,8 @@ def examined_all(config: Config, names: Iterable[str]) -> list[Found]:
         names = list(names)
         if state is not None and backend_of(config.reliability.checkpoint).outside:
             rows.append(("", _about_checkpoints(config, state, names)))
+        if state is not None and config.cluster.leases.backend != "postgres":
+            rows.append(("", _about_leases(config, state)))
         for name in names:
             settings = config.sources[name]
             look = None if state is None else partial(_look, config, name, state)
@@ -81,9 +83,18 @@ def _about_checkpoints(config: Config, state: State, names: Iterable[str]) -> Fi
     return ok("checkpoints", f"in {settings.backend}, of {kept} partitions")
 
 
+def _about_leases(config: Config, state: State) -> Finding:
+    settings = config.cluster.leases
+    try:
+        held = sum(row.held for row in open_leases(settings, state).rows().values())
+    except EvermarkError as error:
+        return wrong("leases", error.message, error.hint)
+    return ok("leases", f"in {settings.backend}; {held} are held")
+
+
 def _look(config: Config, name: str, state: State, source: Source) -> SourceState:
     """What State and the log say of a source, and what follows from it."""
-    owner = holder_in(lease_rows(state), source_lease(name))
+    owner = _owner(config, state, source_lease(name))
     checkpoints = open_checkpoints(config.reliability.checkpoint, state)
     found = statuses(source, name, lambda: checkpoints.list(name), Recoveries(state), log_place(config) / name)
     return SourceState(
@@ -92,6 +103,13 @@ def _look(config: Config, name: str, state: State, source: Source) -> SourceStat
         frozenset(each.partition for each in found if each.current is not None),
         tuple(_judged_by_state(found, owner)),
     )
+
+
+def _owner(config: Config, state: State, lease: str) -> str | None:
+    try:
+        return holder_in(open_leases(config.cluster.leases, state).rows(), lease)
+    except EvermarkError:
+        return None  # a finding of its own says why
 
 
 def _judged_by_state(found: list[PartitionStatus], owner: str | None) -> Iterator[Finding]:

@@ -105,6 +105,9 @@ subscriptions:
 #reliability:
 #  circuit_breaker: {threshold: 5, timeout: 30s, suspend_after: 10}
 #  shutdown: {flush_timeout: 10s, checkpoint_timeout: 5s}
+
+# Several instances share the work by leases: docs/instances.md.
+#cluster: {leases: {backend: postgres, ttl: 10s}}
 """
 
 

@@ -8,14 +8,13 @@ from typing import Annotated, Any
 
 import typer
 
+from evermark.app.build import Deployment
 from evermark.cli.console import noun, say, show, warn
 from evermark.cli.deployment import opened
 from evermark.cli.options import DEFAULT_CONFIG, ConfigOption, JsonOption
-from evermark.cluster.base import Holder
+from evermark.cluster.base import Holder, LeaseRow, LeaseStore
 from evermark.cluster.members import Member, Members, member_of
-from evermark.cluster.postgres import LeaseRow, lease_rows
 from evermark.errors import BusyError, ConfigError, NotFoundError
-from evermark.state.connection import State
 
 app = noun("Running Evermark processes.")
 _POLL_S = 0.2
@@ -26,7 +25,7 @@ _WAIT_S = 120.0
 def list_instances(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -> None:
     """List the instances that run, and the leases each holds."""
     with opened(config) as deployment:
-        rows = _listed(Members(deployment.state).all(), lease_rows(deployment.state))
+        rows = _listed(_members(deployment).all(), deployment.leases.rows())
     columns = ("instance", "host", "pid", "state", "leases", "expires_at")
     show(rows, columns, as_json=as_json, empty="no instance runs; start one with: evermark up")
 
@@ -43,14 +42,18 @@ def drain_instance(
     Waits until the others have it. The instance runs on without work, and may be stopped.
     """
     with opened(config) as deployment:
-        members = Members(deployment.state)
+        members = _members(deployment)
         living = {name: member for name, member in members.all().items() if member.lives}
         name = _meant(sorted(living), instance)
         if all(member.draining for other, member in living.items() if other != name):
             warn("no other instance takes the work: nothing is read and delivered until one does")
         members.drain(name)
-        _wait_drained(deployment.state, name)
+        _wait_drained(deployment.leases, name)
     say(f"{name} has handed over everything; stop it when you like, a new start takes its share again")
+
+
+def _members(deployment: Deployment) -> Members:
+    return Members(deployment.state, ttl_s=deployment.lease_limits.ttl_s)
 
 
 def _meant(living: list[str], asked: str | None) -> str:
@@ -64,9 +67,9 @@ def _meant(living: list[str], asked: str | None) -> str:
     return asked
 
 
-def _wait_drained(state: State, name: str) -> None:
+def _wait_drained(leases: LeaseStore, name: str) -> None:
     deadline = time.monotonic() + _WAIT_S
-    while left := sorted(row.name for row in _held(lease_rows(state)).get(name, ())):
+    while left := sorted(row.name for row in _held(leases.rows()).get(name, ())):
         if time.monotonic() > deadline:
             raise BusyError(
                 f"{name} has not handed over {', '.join(left)} within {_WAIT_S:g} s",
@@ -79,7 +82,7 @@ def _held(rows: dict[str, LeaseRow]) -> dict[str, list[LeaseRow]]:
     found: dict[str, list[LeaseRow]] = defaultdict(list)
     for row in rows.values():
         if row.holder is not None and row.held:
-            found[member_of(row.holder)].append(row)
+            found[member_of(row.holder.instance)].append(row)
     return found
 
 

@@ -16,7 +16,6 @@ from evermark.cli.console import EXIT_WRONG, confirm, say, show, show_json
 from evermark.cli.deployment import as_holder, config_at, holder_in, known_source, opened, own_lease
 from evermark.cli.options import DEFAULT_CONFIG, ConfigOption, JsonOption, YesOption
 from evermark.cluster.fence import source_lease
-from evermark.cluster.postgres import lease_rows
 from evermark.errors import ConfigError, EvermarkError, GapError, NotFoundError
 from evermark.ingest.repair.base import Choice, Recovery
 from evermark.log.read import LogReader
@@ -133,7 +132,7 @@ def _document(deployment: Deployment, name: str, found: Sequence[PartitionStatus
 
 
 def _owner(deployment: Deployment, name: str) -> str | None:
-    return holder_in(lease_rows(deployment.state), source_lease(name))
+    return holder_in(deployment.leases.rows(), source_lease(name))
 
 
 def _reader(document: dict[str, Any]) -> str:

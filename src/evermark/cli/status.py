@@ -14,8 +14,8 @@ from evermark.cli.console import say, show, show_json
 from evermark.cli.deployment import holder_in, opened, own_lease
 from evermark.cli.options import DEFAULT_CONFIG, ConfigOption, JsonOption
 from evermark.cli.subscription import subscription_rows
+from evermark.cluster.base import LeaseRow
 from evermark.cluster.fence import DELIVER_LEASE, deliver_lease
-from evermark.cluster.postgres import LeaseRow, lease_rows
 from evermark.config import Config
 from evermark.delivery.replay.shown import summary
 from evermark.delivery.store.stream_status import PostgresStatus
@@ -29,7 +29,7 @@ _ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1", "*": "127.0.0.1"}  # noqa: 
 def status(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -> None:
     """Show the sources, the log, the subscriptions and their lag, and replays. No instance has to run."""
     with opened(config) as deployment:
-        leases = lease_rows(deployment.state)
+        leases = deployment.leases.rows()
         document: dict[str, Any] = {
             "deployment": deployment.config.name,
             "log": str(deployment.log_root),

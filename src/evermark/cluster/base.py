@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Protocol
 
 
@@ -33,6 +34,19 @@ class Lease:
     epoch: int
 
 
+@dataclass(frozen=True)
+class LeaseRow:
+    """One lease, to look at. `holder` is None after a release; `held` says that its holder may still be at work."""
+
+    name: str
+    epoch: int
+    holder: Holder | None
+    expires_at: datetime | None  # None where only the store knows
+    held: bool
+    last: str | None = None  # the instance that has it, or had it last
+    checked: bool = False  # under this epoch, its partition was found to be without a gap
+
+
 class LeaseStore(Protocol):
     def acquire(self, name: str, holder: Holder, ttl_s: float) -> Lease | None:
         """The lease, or None while another holder has it. Acquiring it again renews it."""
@@ -49,11 +63,25 @@ class LeaseStore(Protocol):
         holds `first` does not write to them.
         """
 
-    def renew(self, lease: Lease, ttl_s: float) -> None:
-        """Raises `StaleError` when it is no longer ours."""
+    def renew(self, leases: Sequence[Lease], ttl_s: float) -> None:
+        """Raises `StaleError` when one of them is no longer ours."""
 
     def release(self, *leases: Lease) -> None:
         """Let go early, of all at one moment; harmless where they are no longer ours."""
 
     def require(self, lease: Lease) -> None:
         """Raises `StaleError` when the epoch is old. For checks outside a fenced transaction."""
+
+    def note_checked(self, leases: Sequence[Lease]) -> None:
+        """Under these epochs, what the leases are for was found to be without a gap: `rows` say so until they change
+        hands. Nothing is noted for one that is no longer ours.
+        """
+
+    def rows(self) -> dict[str, LeaseRow]:
+        """Every lease that was ever given out, by name."""
+
+
+def owner_epoch(leases: LeaseStore, name: str) -> int | None:
+    """The epoch of the instance that holds a lease now; None while none does."""
+    row = leases.rows().get(name)
+    return row.epoch if row is not None and row.held else None

@@ -27,6 +27,11 @@ def source_lease(source: str, partition: int = 0) -> str:
     return f"source:{source}:{partition}" if partition else f"source:{source}"
 
 
+def is_of(lease: str, source: str) -> bool:
+    """Whether it is the lease of the source, or of a partition of it."""
+    return f"{lease}:".startswith(f"{source_lease(source)}:")
+
+
 # To be put in front of a fenced statement: `with fence as (…)`. One row when the epoch holds the lease, else none. The
 # partition of a source that is not divided has no lease of its own.
 FENCE = """

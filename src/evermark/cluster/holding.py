@@ -28,6 +28,11 @@ class LeaseLimits:
     def renew_every_s(self) -> float:
         return self.ttl_s / 4
 
+    @property
+    def lost_after_s(self) -> float:
+        """Without a renewal. What is begun then may take as long as between two renewals, and still ends in time."""
+        return self.ttl_s - self.renew_every_s
+
 
 LIMITS = LeaseLimits()
 
@@ -73,8 +78,10 @@ class HeldLease:
     may_have: Sequence[str] = ()
     holder: Holder | None = None  # who would take more of them
     on_refused: Callable[[str], None] = lambda _: None  # a write under this lease was refused, being stale
+    since: float | None = None  # when it was asked for, by the runtime's clock; None: now
 
     def __post_init__(self) -> None:
+        self._since = self.runtime.monotonic() if self.since is None else self.since
         self.names = frozenset(lease.name for lease in (self.lease, *self.also))
         self.lost = self.runtime.wake()
         self.moved = self.runtime.wake()
@@ -127,21 +134,24 @@ class HeldLease:
             return False  # renewing says so
 
     def _renew(self) -> Steps[None]:
-        limits, missed_s = self.limits, 0.0
-        while not (yield from self._closed_within(limits.renew_every_s)):
+        """Until a lease is lost, or may be: that is said before its time is over, however long the store takes."""
+        limits, monotonic = self.limits, self.runtime.monotonic
+        renewed_at, wait_s = self._since, limits.renew_every_s
+        while not (yield from self._closed_within(wait_s)):
+            began = monotonic()
             try:
-                for lease in (self.lease, *self.also):
-                    self.store.renew(lease, limits.ttl_s)
-                missed_s = 0.0
+                self.store.renew((self.lease, *self.also), limits.ttl_s)
+                renewed_at = began
             except StaleError as error:
                 self.on_refused(self.lease.name)
                 self._warn("lease lost", error=error)
                 break
             except Exception as error:  # noqa: BLE001 - a lease that nobody renews must be noticed as lost
-                missed_s += limits.renew_every_s
-                self._warn("lease not renewed", error=error, missed_s=missed_s)
-                if missed_s >= limits.ttl_s:
+                missed_s = monotonic() - renewed_at
+                self._warn("lease not renewed", error=error, missed_s=round(missed_s, 1))
+                if missed_s >= limits.lost_after_s:
                     break
+            wait_s = min(limits.renew_every_s, max(0.0, renewed_at + limits.lost_after_s - monotonic()))
         else:
             return
         self.lost.set()
@@ -204,6 +214,7 @@ class Candidate:
         said: str | None = None  # the error that was told last; empty: that another instance has the lease
         while not stopping.is_set():
             changed.clear()
+            began = self.runtime.monotonic()
             try:
                 leases = self._acquired(name, others)
             except EvermarkError as error:
@@ -213,7 +224,7 @@ class Candidate:
                 on_error(error)
             else:
                 if leases:
-                    return self._held(leases, (name, *others))
+                    return self._held(leases, (name, *others), began)
                 if said != "":
                     on_standby()
                 said = ""
@@ -232,7 +243,7 @@ class Candidate:
         lease = self.leases.acquire(name, self.holder, self.limits.ttl_s)
         return [lease] if lease is not None else []
 
-    def _held(self, leases: Sequence[Lease], names: Sequence[str]) -> HeldLease:
+    def _held(self, leases: Sequence[Lease], names: Sequence[str], began: float) -> HeldLease:
         return HeldLease(
             self.leases,
             leases[0],
@@ -244,6 +255,7 @@ class Candidate:
             names,
             self.holder,
             self.on_refused,
+            began,
         )
 
 

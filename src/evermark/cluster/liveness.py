@@ -7,6 +7,7 @@ process we know nothing, and wait for the lease to run out.
 from __future__ import annotations
 
 import os
+import secrets
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -43,9 +44,13 @@ def epoch_for(held: Held | None, holder: Holder, now: datetime, is_gone: IsGone)
     return None
 
 
-def this_process(instance: str) -> Holder:
-    pid = os.getpid()
-    return Holder(instance=instance, host=socket.gethostname(), boot=_boot(), pid=pid, started=_started(pid) or "")
+def this_process(instance: str | None = None) -> Holder:
+    """Without a name of its own it is called by host and pid, and by chance: containers may have the same host name,
+    and count their processes from 1.
+    """
+    pid, host = os.getpid(), socket.gethostname()
+    name = instance or f"{host}-{pid}-{secrets.token_hex(2)}"
+    return Holder(instance=name, host=host, boot=_boot(), pid=pid, started=_started(pid) or "")
 
 
 def is_gone(holder: Holder) -> bool:

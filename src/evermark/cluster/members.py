@@ -47,17 +47,12 @@ class Member:
 
     @property
     def name(self) -> str:
-        return instance_name(self.holder)
+        return self.holder.instance
 
 
-def instance_name(holder: Holder) -> str:
-    """As people name an instance. Its lanes hold leases as `<name>/<lane>`."""
-    return f"{holder.host}-{holder.pid}"
-
-
-def member_of(holder: Holder) -> str:
-    """The instance that a holder of a lease belongs to."""
-    return holder.instance.partition("/")[0]
+def member_of(instance: str) -> str:
+    """The instance that a holder of leases belongs to: its lanes hold them as `<name>/<lane>`."""
+    return instance.partition("/")[0]
 
 
 class Members:
@@ -68,7 +63,7 @@ class Members:
 
     def beat(self, holder: Holder, version: str, leases: Collection[str]) -> None:
         """Say that this process lives, and which leases it can take."""
-        given = vars(holder) | {"instance": instance_name(holder), "version": version, "leases": sorted(leases)}
+        given = vars(holder) | {"version": version, "leases": sorted(leases)}
         with self._state.transaction() as conn:
             conn.execute(_BEAT, given)
             conn.execute(_FORGET)
@@ -91,4 +86,4 @@ class Members:
     def leave(self, holder: Holder) -> None:
         """It ends: nobody has to find out."""
         with self._state.connection() as conn:
-            conn.execute(_LEAVE, (instance_name(holder), holder.started))
+            conn.execute(_LEAVE, (holder.instance, holder.started))

@@ -9,7 +9,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 from evermark.cluster import liveness
-from evermark.cluster.base import Holder, Lease
+from evermark.cluster.base import Holder, Lease, LeaseRow
 from evermark.cluster.fence import stale
 from evermark.cluster.liveness import Held, IsGone, epoch_for
 from evermark.errors import StaleError
@@ -27,6 +27,8 @@ class MemoryLeases:
         self._clock = clock
         self._is_gone = is_gone
         self._held: dict[str, Held] = {}
+        self._last: dict[str, str] = {}
+        self._checked: dict[str, int] = {}
         self._lock = threading.RLock()
 
     def acquire(self, name: str, holder: Holder, ttl_s: float) -> Lease | None:
@@ -36,6 +38,7 @@ class MemoryLeases:
             if epoch is None:
                 return None
             self._held[name] = Held(holder, epoch, now + timedelta(seconds=ttl_s))
+            self._last[name] = holder.instance
             return Lease(name, epoch)
 
     def acquire_all(self, names: Sequence[str], holder: Holder, ttl_s: float) -> list[Lease]:
@@ -44,6 +47,7 @@ class MemoryLeases:
             epoch = 1 + max((self._held[name].epoch for name in mine if name in self._held), default=0)
             expires_at = self._clock() + timedelta(seconds=ttl_s)
             self._held.update((name, Held(holder, epoch, expires_at)) for name in mine)
+            self._last.update(dict.fromkeys(mine, holder.instance))
             return [Lease(name, epoch) for name in mine]
 
     def free(self, names: Sequence[str], holder: Holder) -> list[str]:
@@ -67,18 +71,19 @@ class MemoryLeases:
                 self._held[first] = Held(None, epoch, now)
             return True
 
-    def renew(self, lease: Lease, ttl_s: float) -> None:
+    def renew(self, leases: Sequence[Lease], ttl_s: float) -> None:
         with self._lock:
-            held = self._ours(lease)
-            self._held[lease.name] = replace(held, expires_at=self._clock() + timedelta(seconds=ttl_s))
+            ours = [(lease.name, self._ours(lease)) for lease in leases]
+            expires_at = self._clock() + timedelta(seconds=ttl_s)
+            self._held.update((name, replace(held, expires_at=expires_at)) for name, held in ours)
 
-    def renew_all(self, leases: Sequence[Lease], ttl_s: float) -> set[Lease]:
+    def renew_all(self, leases: Sequence[Lease], ttl_s: float) -> tuple[set[Lease], set[Lease]]:
         kept: set[Lease] = set()
         for lease in leases:
             with suppress(StaleError):
-                self.renew(lease, ttl_s)
+                self.renew([lease], ttl_s)
                 kept.add(lease)
-        return kept
+        return kept, set()
 
     def release(self, *leases: Lease) -> None:
         with self._lock:
@@ -90,6 +95,20 @@ class MemoryLeases:
     def require(self, lease: Lease) -> None:
         with self._lock:
             self._ours(lease)
+
+    def note_checked(self, leases: Sequence[Lease]) -> None:
+        with self._lock:
+            self._checked.update((lease.name, lease.epoch) for lease in leases)
+
+    def rows(self) -> dict[str, LeaseRow]:
+        with self._lock:
+            now = self._clock()
+            return {name: self._row(name, held, now) for name, held in sorted(self._held.items())}
+
+    def _row(self, name: str, held: Held, now: datetime) -> LeaseRow:
+        is_held = held.holder is not None and held.expires_at > now and not self._is_gone(held.holder)
+        checked = self._checked.get(name) == held.epoch
+        return LeaseRow(name, held.epoch, held.holder, held.expires_at, is_held, self._last.get(name), checked)
 
     def fence(self, name: str, epoch: int, own: str | None = None) -> None:
         """Raise `StaleError` unless `epoch` holds the lease now; the lease `own` instead, where there is one."""

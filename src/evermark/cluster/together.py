@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from evermark.cluster.base import Holder, Lease, LeaseStore
+from evermark.cluster.base import Holder, Lease, LeaseRow, LeaseStore
 from evermark.cluster.fence import stale
 from evermark.errors import BusyError, EvermarkError, StaleError, known
 
@@ -16,11 +16,13 @@ from evermark.errors import BusyError, EvermarkError, StaleError, known
 # under way is not waited for.
 _FRESH_SHARE = 1 / 8
 _PATIENT_SHARE = 1 / 2
+# One that its holder has not asked for in so long is not renewed with others.
+_GIVEN_UP_SHARE = 1.5
 
 
 class BatchedLeases(LeaseStore, Protocol):
-    def renew_all(self, leases: Sequence[Lease], ttl_s: float) -> set[Lease]:
-        """Renew those that are still ours, which are returned."""
+    def renew_all(self, leases: Sequence[Lease], ttl_s: float) -> tuple[set[Lease], set[Lease]]:
+        """Those that are still ours: renewed; and not renewed, because somebody has them locked for long."""
 
 
 @dataclass
@@ -28,8 +30,13 @@ class _Renewal:
     """Of one lease, the last that succeeded, and what the last one met."""
 
     at: float
+    asked_at: float  # by its own holder
     error: EvermarkError | None = None
     tried_at: float = field(default=float("-inf"))
+
+    def lives(self, now: float, ttl_s: float) -> bool:
+        """Whether others renew it, too: not one that its holder gave up without coming to release it."""
+        return not isinstance(self.error, StaleError) and now - self.asked_at < ttl_s * _GIVEN_UP_SHARE
 
 
 class RenewedTogether:
@@ -59,35 +66,36 @@ class RenewedTogether:
     def divide(self, first: str, others: Sequence[str], holder: Holder) -> bool:
         return self._store.divide(first, others, holder)
 
-    def renew(self, lease: Lease, ttl_s: float) -> None:
+    def renew(self, leases: Sequence[Lease], ttl_s: float) -> None:
         """Never waits for a renewal that another thread is at: one that does not come back is missed, as any is."""
         with self._lock:
-            mine = self._renewals.setdefault(lease, _Renewal(float("-inf")))
             now = self._clock()
-            if isinstance(mine.error, StaleError):
-                raise mine.error  # nobody renews it any more
-            if now - mine.tried_at < ttl_s * _FRESH_SHARE:
-                if mine.error is not None:
-                    raise mine.error
+            mine = [self._renewals.setdefault(lease, _Renewal(float("-inf"), now)) for lease in leases]
+            for each in mine:
+                each.asked_at = now
+            for error in (each.error for each in mine):
+                if isinstance(error, StaleError):
+                    raise error  # nobody renews it any more
+            if all(now - each.tried_at < ttl_s * _FRESH_SHARE for each in mine):
+                _raise_first(mine)
                 return
             if self._under_way:
-                if now - mine.at < ttl_s * _PATIENT_SHARE:
+                if all(now - each.at < ttl_s * _PATIENT_SHARE for each in mine):
                     return
                 raise BusyError("the renewal of all leases takes long", hint="does the state database answer?")
             self._under_way = True
-            leases = [each for each, found in self._renewals.items() if not isinstance(found.error, StaleError)]
-        self._renew_all(leases, ttl_s)
+            living = [lease for lease, found in self._renewals.items() if found.lives(now, ttl_s)]
+        self._renew_all(living, ttl_s)
         with self._lock:
-            error = mine.error
-        if error is not None:
-            raise error
+            _raise_first(mine)
 
     def _renew_all(self, leases: Sequence[Lease], ttl_s: float) -> None:
         kept: set[Lease] = set()
+        locked: set[Lease] = set()
         failed: EvermarkError | None = None
         began = self._clock()  # a lease is good from then on at least
         try:
-            kept = self._store.renew_all(leases, ttl_s)
+            kept, locked = self._store.renew_all(leases, ttl_s)
         except Exception as error:  # noqa: BLE001 - each holder is told
             failed = known(error)
         with self._lock:
@@ -97,7 +105,11 @@ class RenewedTogether:
                 if (renewal := self._renewals.get(lease)) is None:
                     continue  # released meanwhile
                 renewal.tried_at = now
-                renewal.error = failed or (None if lease in kept else stale(lease.name, lease.epoch))
+                renewal.error = failed
+                if lease in locked:
+                    renewal.error = BusyError(f"lease {lease.name} is locked by another process")
+                elif failed is None and lease not in kept:
+                    renewal.error = stale(lease.name, lease.epoch)
                 if renewal.error is None:
                     renewal.at = began
 
@@ -110,6 +122,19 @@ class RenewedTogether:
     def require(self, lease: Lease) -> None:
         self._store.require(lease)
 
+    def note_checked(self, leases: Sequence[Lease]) -> None:
+        self._store.note_checked(leases)
+
+    def rows(self) -> dict[str, LeaseRow]:
+        return self._store.rows()
+
     def _note(self, leases: Sequence[Lease]) -> None:
         with self._lock:
-            self._renewals.update((lease, _Renewal(self._clock())) for lease in leases)
+            now = self._clock()
+            self._renewals.update((lease, _Renewal(now, now)) for lease in leases)
+
+
+def _raise_first(renewals: Sequence[_Renewal]) -> None:
+    for error in (each.error for each in renewals):
+        if error is not None:
+            raise error

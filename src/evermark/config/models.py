@@ -21,6 +21,7 @@ from pydantic import (
 )
 
 from evermark.checkpoints.kinds import CheckpointConfig
+from evermark.cluster.kinds import LeaseConfig
 from evermark.config.bots import BotConfig
 from evermark.config.spark_master import not_for_a_cluster
 from evermark.config.subscriptions import SubscriptionConfig
@@ -257,6 +258,12 @@ class ReliabilityConfig(Model):
         return self
 
 
+class ClusterConfig(Model):
+    """How the instances of a deployment share the work."""
+
+    leases: LeaseConfig = LeaseConfig()
+
+
 def _source(value: Any, info: ValidationInfo) -> SourceConfig:
     """The settings of one source, by its type."""
     if isinstance(value, SourceConfig):
@@ -292,6 +299,7 @@ class Config(Model):
     subscriptions: Annotated[dict[_Name, SubscriptionConfig], Field(max_length=10_000)] = Field(default_factory=dict)
     bots: Annotated[dict[_Name, BotConfig], Field(max_length=10_000)] = Field(default_factory=dict)
     reliability: ReliabilityConfig = ReliabilityConfig()
+    cluster: ClusterConfig = ClusterConfig()
 
     @model_validator(mode="after")
     def _one_of_each_name(self) -> Config:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from evermark.breaker import Breaker, BreakerLimits, BreakerState
+from evermark.cluster.base import Lease
 from evermark.cluster.fence import source_lease
 from evermark.cluster.holding import Candidate, HeldLease
 from evermark.error_policy import Action, action_for, action_while_reading, backoff_s
@@ -22,7 +23,7 @@ from evermark.ingest.reading import ReadPlan
 from evermark.ingest.repair.steps import Repairer, RepairNews, RepairWorks
 from evermark.ingest.repair.watch import RecoveryWatch
 from evermark.ingest.resume import Resume
-from evermark.ingest.take import Taken, Taker
+from evermark.ingest.take import Fenced, Taken, Taker
 from evermark.runtime import Pause, Steps, Wake, any_set, run_through
 from evermark.sources.base import Source
 
@@ -132,6 +133,10 @@ class SourceOwner:
         if not self._checked or repairer is None or repairer.partitions():
             return False
         others = [p for p in self.source.partitions() if not self._is_mine(p)]
+        rows = self.candidate.leases.rows() if others else {}
+        found = [rows.get(source_lease(self.name, p)) for p in others]
+        if not all(row is not None and row.held and row.checked for row in found):
+            return False  # another owner has not looked yet whether there is a gap, or there is none
         return all(self.works.recoveries.current(self.name, p) is None for p in others)
 
     def partitions(self) -> list[int]:
@@ -276,11 +281,18 @@ class SourceOwner:
         resumes: dict[int, Resume] = {}
         try:
             self.works.require_room()  # reading that begins looks healthy until its first batch
-            resumes.update((partition, _begun(taker, partition)) for partition in active)
+            fenced = _fenced(taker, active)
+            for partition in active:
+                if any_set(ends):
+                    return {}  # beginning many takes a while, and another may wait for them
+                resumes[partition] = _begun(taker, partition, fenced.get(partition))
             starts = {p: r.position for p, r in resumes.items() if r.position is not None}
             self._left_at = starts
             self.source.check(starts, self.works.newest(active))
             self._checked = True
+            if self.divided:  # the owner of the first partition waits for it before it removes events
+                mine = [Lease(source_lease(self.name, p), taker.epoch) for p in active]
+                self.candidate.leases.note_checked(mine)
             for partition, position in starts.items():
                 self.source.begin(partition, position)
         except EvermarkError as error:
@@ -370,9 +382,17 @@ def _excused(failed: Mapping[int, EvermarkError], resumes: Mapping[int, Resume])
     return {p: (excuse(p) or error) if isinstance(error, GapError) else error for p, error in failed.items()}
 
 
-def _begun(taker: Taker, partition: int) -> Resume:
+def _fenced(taker: Taker, partitions: Sequence[int]) -> Mapping[int, Fenced]:
+    """None of them if one fails: begun one by one, they say which."""
     try:
-        return taker.begin(partition)
+        return taker.fence(partitions)
+    except EvermarkError:
+        return {}
+
+
+def _begun(taker: Taker, partition: int, fenced: Fenced | None) -> Resume:
+    try:
+        return taker.begin(partition, fenced)
     except EvermarkError as error:
         if action_for(error) is Action.STOP and error.partition is None:
             error.partition = partition

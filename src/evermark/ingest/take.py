@@ -51,6 +51,17 @@ def controls_seen_to(tail: Tail, head: Head | None, checkpoint: Checkpoint | Non
     return head.batch - 1 if head is not None else tail.batch
 
 
+@dataclass(frozen=True)
+class Fenced:
+    """A partition that was just made ours in the log: how it stands there, in State and in the store of checkpoints."""
+
+    tail: Tail
+    head: Head | None
+    checkpoint: Checkpoint | None
+    away: EvermarkError | None  # why the checkpoint is not known
+    version: int  # of the log's table, which is durable
+
+
 @dataclass(eq=False)
 class Taker:
     """Takes one source's batches, for as long as its lease epoch is valid.
@@ -77,18 +88,27 @@ class Taker:
         self._saver = CheckpointSaver(self._save_as, self.policy, self.breaker, self.clock, self.saving)
         self._unsure: set[int] = set()  # partitions that began without their checkpoint
 
-    def begin(self, partition: int) -> Resume:
-        """Make the partition ours and find where it stands. The log is the truth; head and checkpoint follow it."""
+    def fence(self, partitions: Sequence[int]) -> dict[int, Fenced]:
+        """Make the partitions ours in the log; what is looked at and synced for all is so once."""
+        # Before the tails: heads and checkpoints can then not be ahead of them, even if we are no longer the owner.
+        heads = self.heads.load(self.name)
+        checkpoints, away = self._stored()
+        tails = {partition: self.log.fence(partition, self.epoch) for partition in partitions}
+        if away is not None and not all(tail.batch for tail in tails.values()):
+            raise away  # nothing else says where reading begins
+        version = self.log.sync()
+        return {p: Fenced(tail, heads.get(p), checkpoints.get(p), away, version) for p, tail in tails.items()}
+
+    def begin(self, partition: int, fenced: Fenced | None = None) -> Resume:
+        """Make the partition ours, unless it was just fenced, and find where it stands. The log is the truth; head and
+        checkpoint follow it.
+        """
         where = f"{self.name}/{partition}"
         self._saver.forget(partition)
         self._unsure.discard(partition)
-        # Before the tail: head and checkpoint can then not be ahead of it, even if we are no longer the owner.
-        head = self.heads.load(self.name).get(partition)
-        checkpoint, away = self._stored(partition)
-        tail = self.log.fence(partition, self.epoch)
-        if away is not None and not tail.batch:
-            raise away  # nothing else says where reading begins
-        version = self.log.sync()
+        found_there = fenced or self.fence([partition])[partition]
+        tail, head, checkpoint = found_there.tail, found_there.head, found_there.checkpoint
+        away, version = found_there.away, found_there.version
         logged_to = self.logged.position_max(partition) if tail.batch else None
         found = resume(tail, head.batch if head else 0, checkpoint, logged_to, where)
         position = found.position if found.position is not None else self.source.earliest(partition)
@@ -114,12 +134,12 @@ class Taker:
         self._saver.to_confirm(partition)  # its predecessor did
         return Resume(position, found.batch, found.repeats_to, away)
 
-    def _stored(self, partition: int) -> tuple[Checkpoint | None, EvermarkError | None]:
-        """The checkpoint of a partition; or, while the store is away, why it cannot be read."""
+    def _stored(self) -> tuple[Mapping[int, Checkpoint], EvermarkError | None]:
+        """The checkpoints by partition; or, while the store is away, why they cannot be read."""
         try:
-            return self.checkpoints.list(self.name).get(partition), None
+            return self.checkpoints.list(self.name), None
         except AWAY as error:
-            return None, error
+            return {}, error
 
     def take(self, taken: Taken, *, repaired: bool = False) -> None:
         """After this returns, the events may be delivered and will never be asked for again.

@@ -87,6 +87,17 @@ class LiveGroupReport:
         return not self.standby and self.lag_s > LAGGING_AFTER_S
 
 
+def unread(report: PartitionReport, *, is_left: bool) -> PartitionReport:
+    """A partition that another instance was to read, and none does: no instance is to take it. Pure."""
+    if not is_left or report.state is not PartitionHealth.STANDBY:
+        return report
+    return replace(report, state=PartitionHealth.STALE, reason=_LEFT, hint=_LEFT_HINT)
+
+
+_LEFT = "no instance reads it: this one was drained, and no other can take it"
+_LEFT_HINT = "start another instance, or this one again: `evermark up`"
+
+
 def stalled(report: PartitionReport, reason: str | None) -> PartitionReport:
     """A partition as it is while no lane runs that would read it. What another instance reads is none of ours. Pure."""
     if reason is None or report.state in (PartitionHealth.STANDBY, PartitionHealth.FAILED):
@@ -142,6 +153,8 @@ class HealthBoard:
         self.stalled: Mapping[str, str] = {}  # by source: why it is not read though Spark runs: no room for a lane, …
         self.stores_away: dict[str, tuple[str, str]] = {}  # by source: why its checkpoints cannot be saved, and a hint
         self.delivery = LiveGroupReport()
+        self._left: frozenset[str] = frozenset()
+        self._delivery_left = False
         self._shards: dict[int, tuple[bool, bool]] = {}
         # Brings the board up to date before it is read: asks all sources, until they have answered or time is up.
         self.ask: Callable[[], None] = lambda: None
@@ -231,12 +244,23 @@ class HealthBoard:
     def store_back(self, source: str) -> None:
         self.stores_away = {name: why for name, why in self.stores_away.items() if name != source}
 
+    def left(self, sources: frozenset[str], *, delivery: bool) -> None:
+        """The sources that no instance is to read; and whether none is to deliver. While this is so, nobody stands by
+        for another.
+        """
+        with self._lock:
+            self._left, self._delivery_left = sources, delivery
+            self._judge_delivery()
+
     def deliver(self, *, here: bool, standby: bool = False, shard: int = 0) -> None:
         """Whether this instance delivers for a shard, and if not, whether another does."""
         with self._lock:
             self._shards[shard] = (here, standby)
-            self.delivery.delivering = any(delivers for delivers, _ in self._shards.values())
-            self.delivery.standby = all(stands_by for _, stands_by in self._shards.values())
+            self._judge_delivery()
+
+    def _judge_delivery(self) -> None:
+        self.delivery.delivering = any(delivers for delivers, _ in self._shards.values())
+        self.delivery.standby = not self._delivery_left and all(stands_by for _, stands_by in self._shards.values())
 
     def replaying(self, windows: Mapping[str, tuple[datetime, datetime]]) -> None:
         """Which windows are replayed just now, by source."""
@@ -247,17 +271,16 @@ class HealthBoard:
         now = self._clock()
         with self._lock:
             found = dict(self._partitions)
-            answers = dict(self._answers)
+            answers, left = dict(self._answers), self._left
             for place, report in found.items():
                 self._forget(*place)
                 taken = sum(events for _, events in self._batches.get(place, ()))
                 found[place] = replace(report, events_per_s=taken / RATE_OVER_S)
-        return {
-            f"{source}/{partition}": judged(
-                stalled(report, self.stalled.get(source)), partition, answers.get(source), now
-            )
-            for (source, partition), report in found.items()
-        }
+        told = {}
+        for (source, partition), report in found.items():
+            here = stalled(unread(report, is_left=source in left), self.stalled.get(source))
+            told[f"{source}/{partition}"] = judged(here, partition, answers.get(source), now)
+        return told
 
     def _forget(self, source: str, partition: int) -> None:
         batches = self._batches.get((source, partition), deque())

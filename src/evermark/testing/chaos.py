@@ -111,6 +111,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--cluster", type=int, nargs="?", const=_CLUSTER_ROUNDS, help="on a Spark cluster that dies")
     parser.add_argument("--instances", type=int, metavar="N", help="N instances share partitions, faults at random")
     parser.add_argument("--faults", type=int, default=100, help="with --instances: how many")
+    parser.add_argument("--etcd", action="store_true", help="with --instances: leases in etcd")
     parser.add_argument("--seed", type=int, default=1, help="with --instances: which faults")
     return parser.parse_args()
 
@@ -149,9 +150,11 @@ def _several(given: argparse.Namespace) -> int | None:
         return _cluster(given.cluster)
     if given.instances is not None:
         return _one_scene(
-            lambda folder, dsn, number: instances_faulted(folder, dsn, number, given.faults, given.seed),
+            lambda folder, dsn, number: instances_faulted(
+                folder, dsn, number, given.faults, given.seed, in_etcd=given.etcd
+            ),
             given.instances,
-            f"instances={given.instances} faults={given.faults}",
+            f"instances={given.instances} faults={given.faults} leases_in={'etcd' if given.etcd else 'postgres'}",
         )
     if given.replicas is not None:
         return _one_scene(

@@ -1,38 +1,49 @@
-"""Several instances under load, and faults at random: killed, stopped past their lease, cut off from State, drained."""
+"""Several instances under load, and faults at random: killed, stopped past their lease, cut off from State or from
+etcd, drained. What is found is counted, and everything that breaks a promise is told at the end, with all figures.
+"""
 
 from __future__ import annotations
 
+import math
 import random
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from evermark.cluster.holding import LIMITS
-from evermark.testing.instances import InstancesStage, killed_whole, name_of
+from evermark.testing.etcds import etcd_server
+from evermark.testing.instances import PARTITIONS, InstancesStage, killed_whole
 from evermark.testing.pipeline import Instance, Ledger
 from evermark.testing.tcp_proxy import TcpProxy
 from evermark.testing.until import until
 
-TAKEOVER_S_MAX = LIMITS.ttl_s + 5.0
+TTL_S = 4.0
+OVER_TTL_S_MAX = 5.0  # until others have what the victim had
+HANDOFF_P99_S_MAX = 2.0
+_NOTE_EVERY_S = 2.0
 
 
-@dataclass
+@dataclass(eq=False)
 class _Running:
     instance: Instance
-    proxy: TcpProxy  # between it and State
+    state: TcpProxy  # between it and State
+    etcd: TcpProxy | None  # between it and etcd
 
 
 class InstancesFaulted:
-    def __init__(self, stage: InstancesStage, dsn: str, stack: ExitStack, seed: int) -> None:
-        self._stage, self._dsn, self._stack = stage, dsn, stack
+    def __init__(self, stage: InstancesStage, dsn: str, etcd_url: str | None, stack: ExitStack, seed: int) -> None:
+        self._stage, self._dsn, self._etcd_url, self._stack = stage, dsn, etcd_url, stack
         self._random = random.Random(seed)
         self._running: list[_Running] = []
         self._refusals: dict[int, float] = {}  # by process: the last count it showed
+        self.faults: Counter[str] = Counter()
         self.takeovers_s: list[float] = []
         self.pauses_s: list[float] = []
 
@@ -40,7 +51,11 @@ class InstancesFaulted:
         at = conninfo_to_dict(self._dsn)
         proxy = self._stack.enter_context(TcpProxy(str(at.get("host", "127.0.0.1")), int(str(at["port"]))))
         self._stage.env["STATE_DSN"] = make_conninfo(self._dsn, host="127.0.0.1", port=proxy.port)
-        self._running.append(_Running(self._stage.up(), proxy))
+        etcd = None
+        if self._etcd_url is not None:
+            etcd = self._stack.enter_context(TcpProxy("127.0.0.1", urlsplit(self._etcd_url).port or 0))
+            self._stage.env["ETCD_URL"] = f"http://127.0.0.1:{etcd.port}"
+        self._running.append(_Running(self._stage.up(), proxy, etcd))
 
     @property
     def refusals(self) -> int:
@@ -50,59 +65,99 @@ class InstancesFaulted:
         return self._stage.wait_shared(*(each.instance for each in self._running))
 
     def one_fault(self) -> str:
+        """While one that was killed is started again, others are stopped and cut off: two that own something suffice.
+        Before another is taken away, all are waited for.
+        """
         faults: dict[str, Callable[[_Running], None]] = {
-            "killed": self._kill, "stopped": self._stop, "cut off": self._cut,
-            "hung": self._hang, "drained": self._drain,
+            "killed": self._kill, "stopped": self._stop, "drained": self._drain,
+            "cut off from State": lambda victim: self._cut(victim, victim.state),
+            "State hung": lambda victim: self._hang(victim, victim.state),
         }  # fmt: skip
-        name, victim = self._random.choice(list(faults)), self._random.choice(self._running)
+        if self._etcd_url is not None:
+            faults |= {
+                "cut off from etcd": lambda victim: self._cut(victim, victim.etcd),
+                "etcd hung": lambda victim: self._hang(victim, victim.etcd),
+            }
+        name = self._random.choice(list(faults))
+        settled = self._settled(len(self._running) if name in {"killed", "drained"} else 2)
+        victim = self._random.choice(settled)
         faults[name](victim)
-        self.all_share()
-        delivered = self._stage.delivered("one")
-        self._stage.wait_delivered(delivered + 20)
+        self.faults[name] += 1
+        self._stage.wait_delivered(self._stage.delivered("one") + 20)
         return name
 
-    def _others_take_over(self, victim: _Running) -> None:
-        others = [each.instance for each in self._running if each is not victim]
-        self.takeovers_s.append(self._stage.wait_shared(*others))
+    def _settled(self, count: int) -> list[_Running]:
+        """Instances that own something, so many at least, while every partition has an owner."""
+
+        def found() -> list[_Running]:
+            for each in self._running:
+                assert not each.instance.died(), each.instance.log.read_text()[-3000:]
+            owners = self._stage.owners()
+            mine = [each for each in self._running if self._stage.name_if_any(each.instance) in set(owners.values())]
+            return mine if len(owners) == PARTITIONS and len(mine) >= count else []
+
+        return until(found, f"{count} instances own all partitions")
+
+    def _taken_over(self, victim: _Running, began: float, had: Sequence[int]) -> None:
+        """Until each partition that the victim had was seen with another owner."""
+        name, left = self._stage.name_of(victim.instance), set(had)
+
+        def all_seen() -> bool:
+            left.difference_update(p for p, owner in self._stage.owners().items() if owner != name)
+            return not left
+
+        until(all_seen, f"others take over what {name} had")
+        self.takeovers_s.append(time.monotonic() - began)
+
+    def _begun(self, victim: _Running) -> tuple[float, list[int]]:
+        name = self._stage.name_of(victim.instance)
+        return time.monotonic(), [p for p, owner in self._stage.owners().items() if owner == name]
 
     def _kill(self, victim: _Running) -> None:
         self._count(victim)
+        begun = self._begun(victim)
         killed_whole(victim.instance)
-        self._others_take_over(victim)
         self._running.remove(victim)
+        self._taken_over(victim, *begun)
         self.start()
 
     def _stop(self, victim: _Running) -> None:
+        before = self._count(victim)
+        begun = self._begun(victim)
         victim.instance.pause()
-        self._others_take_over(victim)
+        self._taken_over(victim, *begun)
         victim.instance.wake()
-        self._is_refused(victim)
+        until(lambda: self._count(victim) > before, "what it wrote with an old epoch was refused, and counted")
 
-    def _cut(self, victim: _Running) -> None:
-        victim.proxy.cut()
-        self._others_take_over(victim)
-        victim.proxy.restore()
+    def _cut(self, victim: _Running, proxy: TcpProxy | None) -> None:
+        assert proxy is not None
+        begun = self._begun(victim)
+        proxy.cut()
+        self._without(victim, proxy, *begun)
+
+    def _hang(self, victim: _Running, proxy: TcpProxy | None) -> None:
+        assert proxy is not None
+        begun = self._begun(victim)
+        proxy.hang()
+        self._without(victim, proxy, *begun)
+
+    def _without(self, victim: _Running, proxy: TcpProxy, began: float, had: list[int]) -> None:
+        self._taken_over(victim, began, had)
+        until(lambda: not self._is_healthy(victim), "an instance that owns nothing, and cannot, says so")
+        proxy.restore()
         self._count(victim)
 
-    def _hang(self, victim: _Running) -> None:
-        victim.proxy.hang()
-        self._others_take_over(victim)
-        victim.proxy.restore()
-        self._count(victim)
+    def _is_healthy(self, victim: _Running) -> bool:
+        return '"status": "healthy"' in victim.instance.ask("/health")[1].replace('":"', '": "')
 
     def _drain(self, victim: _Running) -> None:
-        began = time.time()
-        self._stage.run("instance", "drain", "--instance", name_of(victim.instance))
-        self._stage.wait_shared(*(each.instance for each in self._running if each is not victim))
-        self.pauses_s += self._stage.pauses_s(began)
+        began, (_, had) = time.time(), self._begun(victim)
+        self._stage.run("instance", "drain", "--instance", self._stage.name_of(victim.instance))
+        self.pauses_s += self._stage.pauses_s(began, had)
         self._count(victim)
-        assert victim.instance.terminate() == 0
         self._running.remove(victim)
+        assert victim.instance.terminate() == 0
         self.start()
-
-    def _is_refused(self, victim: _Running) -> None:
-        before = self._refusals.get(victim.instance.process.pid, 0.0)
-        until(lambda: self._count(victim) > before, "what it wrote with an old epoch was refused, and counted")
 
     def _count(self, victim: _Running) -> float:
         counted = self._stage.refusals(victim.instance)
@@ -110,28 +165,61 @@ class InstancesFaulted:
         return counted
 
 
-def _short(seconds: list[float]) -> list[float]:
+def p99(seconds: Sequence[float]) -> float:
+    """The least that at most one in a hundred exceeds."""
+    ordered = sorted(seconds)
+    return ordered[math.ceil(0.99 * len(ordered)) - 1] if ordered else 0.0
+
+
+def _short(seconds: Sequence[float]) -> list[float]:
     return [round(each, 1) for each in seconds]
 
 
+def _noted_all_along(stage: InstancesStage, stack: ExitStack) -> None:
+    """Maintenance removes old commits: each is looked at before."""
+    done = threading.Event()
+
+    def note() -> None:
+        while not done.wait(_NOTE_EVERY_S):
+            stage.notes()
+
+    thread = threading.Thread(target=note, name="notes", daemon=True)
+    thread.start()
+    stack.callback(thread.join)
+    stack.callback(done.set)
+
+
 def instances_faulted(
-    folder: Path, dsn: str, instances: int, faults: int, seed: int
+    folder: Path, dsn: str, instances: int, faults: int, seed: int, *, in_etcd: bool = False
 ) -> tuple[Ledger, dict[str, float]]:
     with ExitStack() as stack:
-        stage = stack.enter_context(InstancesStage(folder, dsn))
-        world = InstancesFaulted(stage, dsn, stack, seed)
+        etcd_url = stack.enter_context(etcd_server(folder / "etcd")).url if in_etcd else None
+        stage = stack.enter_context(InstancesStage(folder, dsn, ttl_s=TTL_S, etcd_url=etcd_url))
+        _noted_all_along(stage, stack)
+        world = InstancesFaulted(stage, dsn, etcd_url, stack, seed)
         for _ in range(instances):
             world.start()
         world.all_share()
+        began = time.monotonic()
         for number in range(faults):
-            said = world.one_fault()
+            said, at = world.one_fault(), time.monotonic() - began
             figures_s = f"takeovers {_short(world.takeovers_s[-3:])}, pauses {_short(world.pauses_s[-12:])}"
-            sys.stderr.write(f"{number + 1}: {said}; {figures_s}\n")
+            sys.stderr.write(f"{number + 1} at {at:.0f} s: {said}; {figures_s}; refused {world.refusals}\n")
+        world.all_share()
         stage.finish()
         ledger = stage.check_complete()
         stage.check_epochs()
-    slow = [s for s in world.takeovers_s if s > TAKEOVER_S_MAX]
-    figures = {"seed": seed, "takeover_s_max": max(world.takeovers_s, default=0.0), "takeovers_slow": len(slow)}
-    if world.pauses_s:
-        figures["handoff_p99_s"] = sorted(world.pauses_s)[int(0.99 * (len(world.pauses_s) - 1))]
-    return ledger, figures | {"refused": world.refusals}
+    slow = [s for s in world.takeovers_s if s > TTL_S + OVER_TTL_S_MAX]
+    figures: dict[str, float] = {
+        "seed": seed, "ttl_s": TTL_S, "commits": stage.commits_seen, "unseen": stage.commits_unseen,
+        "takeovers": len(world.takeovers_s), "takeover_s_max": max(world.takeovers_s, default=0.0), "slow": len(slow),
+        "handoffs": len(world.pauses_s), "handoff_p99_s": p99(world.pauses_s), "refused": world.refusals,
+    }  # fmt: skip
+    told = ", ".join(f"{count} × {name}" for name, count in sorted(world.faults.items()))
+    sys.stderr.write(f"{told}; {figures}; {ledger}\n")
+    assert ledger.has_each_once, ledger
+    assert not slow, f"takeovers took longer than the lease and {OVER_TTL_S_MAX:g} s: {_short(slow)}"
+    assert world.refusals >= world.faults["stopped"], f"stale writes were not counted: {world.refusals}"
+    assert figures["unseen"] == 0, "commits were removed before they were looked at"
+    assert p99(world.pauses_s) <= HANDOFF_P99_S_MAX, f"planned handoffs paused for {_short(world.pauses_s)}"
+    return ledger, figures

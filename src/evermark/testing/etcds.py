@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import http.client
 import importlib.util
+import ipaddress
 import os
 import platform
 import signal
+import ssl
 import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from evermark.testing.processes import end_process
 from evermark.testing.servers import free_port
@@ -20,17 +28,66 @@ _START_S = 30.0
 _POLL_S = 0.05
 
 
-class Etcd:
-    """One member, on 127.0.0.1. `kill` and `start` are a crash and a comeback, at the same port."""
+@dataclass(frozen=True)
+class Certificates:
+    """Made by an authority of our own: for the server at 127.0.0.1, and for a client."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    ca: Path
+    cert: Path
+    key: Path
+
+    @classmethod
+    def made(cls, folder: Path) -> Certificates:
+        folder.mkdir(parents=True, exist_ok=True)
+        authority, mine = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
+        found = cls(folder / "ca.pem", folder / "cert.pem", folder / "key.pem")
+        at = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
+        is_ca, is_not = (x509.BasicConstraints(ca=ca, path_length=None) for ca in (True, False))
+        issuer = _named("authority of a test")
+        found.ca.write_bytes(_signed(issuer, issuer, authority, authority, is_ca))
+        found.cert.write_bytes(_signed(_named("etcd of a test"), issuer, mine, authority, is_not, at))
+        pem, bare = serialization.Encoding.PEM, serialization.NoEncryption()
+        found.key.write_bytes(mine.private_bytes(pem, serialization.PrivateFormat.PKCS8, bare))
+        return found
+
+
+def _named(name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
+
+
+def _signed(
+    name: x509.Name,
+    issuer: x509.Name,
+    key: ec.EllipticCurvePrivateKey,
+    by: ec.EllipticCurvePrivateKey,
+    *extensions: x509.ExtensionType,
+) -> bytes:
+    now = datetime.now(UTC)
+    made = (
+        x509.CertificateBuilder(issuer, name, key.public_key(), x509.random_serial_number())
+        .not_valid_before(now - timedelta(hours=1))
+        .not_valid_after(now + timedelta(days=1))
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(by.public_key()), critical=False)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+    )
+    for extension in extensions:
+        made = made.add_extension(extension, critical=isinstance(extension, x509.BasicConstraints))
+    return made.sign(by, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+
+
+class Etcd:
+    """One member, on 127.0.0.1. `kill` and `start` are a crash and a comeback, at the same port. With certificates, it
+    speaks TLS, and only to clients that show one of its authority.
+    """
+
+    def __init__(self, folder: Path, tls: Certificates | None = None) -> None:
+        self.folder, self._tls = folder, tls
         self.port, self._peer_port = free_port(), free_port()
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"{'https' if self._tls else 'http'}://127.0.0.1:{self.port}"
 
     def start(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -40,6 +97,9 @@ class Etcd:
             "--listen-client-urls", self.url, "--advertise-client-urls", self.url,
             "--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer, "--initial-cluster", f"one={peer}",
         ]  # fmt: skip
+        if (tls := self._tls) is not None:
+            command += ["--client-cert-auth", "--trusted-ca-file", str(tls.ca)]
+            command += ["--cert-file", str(tls.cert), "--key-file", str(tls.key)]
         unsupported = {"aarch64": "arm64"}.get(platform.machine(), "")
         with (self.folder / "etcd.log").open("ab") as log:
             self._process = subprocess.Popen(
@@ -77,6 +137,10 @@ class Etcd:
 
     def _answers(self) -> bool:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=1)
+        if self._tls is not None:
+            context = ssl.create_default_context(cafile=self._tls.ca)
+            context.load_cert_chain(self._tls.cert, self._tls.key)
+            connection = http.client.HTTPSConnection("127.0.0.1", self.port, timeout=1, context=context)
         try:
             connection.request("GET", "/health")
             return b'"true"' in connection.getresponse().read()
@@ -103,9 +167,9 @@ def _program(name: str) -> Path:
 
 
 @contextmanager
-def etcd_server(folder: Path) -> Iterator[Etcd]:
+def etcd_server(folder: Path, tls: Certificates | None = None) -> Iterator[Etcd]:
     """A fresh server in `folder`, for as long as the block lasts."""
-    found = Etcd(folder)
+    found = Etcd(folder, tls)
     try:
         found.start()
         yield found

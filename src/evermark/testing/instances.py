@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 import time
 from collections import defaultdict
@@ -13,8 +12,9 @@ from pathlib import Path
 import psutil
 
 from evermark.cluster.fence import source_lease
-from evermark.cluster.members import member_of
-from evermark.cluster.postgres import lease_rows
+from evermark.cluster.holding import LIMITS
+from evermark.cluster.kinds import LeaseConfig, open_leases
+from evermark.cluster.members import Members, member_of
 from evermark.log.commits import read_commit
 from evermark.log.format import CommitNote, note_of
 from evermark.state.connection import State, schema_for
@@ -32,12 +32,32 @@ class InstancesStage(Stage):
 
     source = SOURCE
 
-    def __init__(self, folder: Path, state_dsn: str, lane: str = "5m", pause_s: float = 0.01) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        state_dsn: str,
+        lane: str = "5m",
+        pause_s: float = 0.01,
+        ttl_s: float = LIMITS.ttl_s,
+        etcd_url: str | None = None,
+    ) -> None:
         super().__init__(folder, {"one": None}, one="from: beginning, bundle: 50")
-        self.env["STATE_DSN"] = state_dsn
-        self.sections = f'state: {{dsn: "${{STATE_DSN}}"}}\nspark: {{lane: {lane}}}\n'
+        self.env["STATE_DSN"], self.ttl_s = state_dsn, ttl_s
+        kept, leases = "backend: postgres", LeaseConfig()
+        if etcd_url is not None:
+            self.env["ETCD_URL"] = etcd_url
+            kept = 'backend: etcd, etcd: {endpoints: "${ETCD_URL}"}'
+            leases = LeaseConfig.model_validate({"backend": "etcd", "etcd": {"endpoints": etcd_url}})
+        self.sections = (
+            f'state: {{dsn: "${{STATE_DSN}}"}}\nspark: {{lane: {lane}}}\n'
+            f"cluster: {{leases: {{ttl: {round(1000 * ttl_s)}ms, {kept}}}}}\n"
+        )
         self.files = NumberFiles(str(folder), PARTITIONS)
         self.state = State(lambda: state_dsn, schema_for("scene"))
+        self._leases = open_leases(leases, self.state)
+        self._names: dict[int, str] = {}  # by process
+        self._noted: dict[int, list[tuple[CommitNote, float]]] = {}  # by version of the log's table
+        self._noting = threading.Lock()
         self._done = threading.Event()
         self._pause_s = pause_s
         self._writer = threading.Thread(target=self._write, name="writer", daemon=True)
@@ -71,13 +91,14 @@ class InstancesStage(Stage):
 
     def owners(self) -> dict[int, str]:
         """By partition, the instance that owns it now."""
-        rows = lease_rows(self.state)
+        rows = self._leases.rows()
         found = {p: rows.get(source_lease(SOURCE, p)) for p in range(PARTITIONS)}
-        return {p: member_of(row.holder) for p, row in found.items() if row is not None and row.holder and row.held}
+        held = {p: row.holder for p, row in found.items() if row is not None and row.held}
+        return {p: member_of(holder.instance) for p, holder in held.items() if holder is not None}
 
     def wait_shared(self, *instances: Instance, timeout_s: float = PATIENCE_S) -> float:
         """Until these own all partitions, each its share; how many seconds it took."""
-        began, names = time.monotonic(), {name_of(instance) for instance in instances}
+        began, names = time.monotonic(), {self.name_of(each) for each in instances}
         until(lambda: self._is_shared(names), f"{names} share the partitions", timeout_s=timeout_s)
         return time.monotonic() - began
 
@@ -86,41 +107,75 @@ class InstancesStage(Stage):
         loads = [owners.count(name) for name in names]
         return sum(loads) == PARTITIONS and max(loads) - min(loads) <= 1
 
+    def name_of(self, instance: Instance) -> str:
+        """As it has announced itself."""
+
+        def announced() -> str | None:
+            assert not instance.died(), instance.log.read_text()[-3000:]
+            return self.name_if_any(instance)
+
+        return self.name_if_any(instance) or until(announced, "the instance announces itself") or ""
+
+    def name_if_any(self, instance: Instance) -> str | None:
+        pid = instance.process.pid
+        if pid not in self._names:
+            found = [name for name, each in Members(self.state).all().items() if each.holder.pid == pid]
+            self._names.update((pid, name) for name in found)
+        return self._names.get(pid)
+
     def refusals(self, instance: Instance) -> float:
         lines = instance.ask("/metrics")[1].splitlines()
         return sum(float(x.rpartition(" ")[2]) for x in lines if x.startswith("evermark_stale_writes_refused_total"))
 
     def notes(self) -> dict[int, list[tuple[CommitNote, float]]]:
-        """By partition, its commits in the order of the log, and when each was made."""
+        """By partition, its commits in the order of the log, and when each was made. What was looked at once is kept,
+        though maintenance removes it.
+        """
         folder, found = self.log_root / SOURCE, defaultdict(list)
         assert isinstance(folder, Path)
-        for path in sorted((folder / "_delta_log").glob("*.json")):
-            try:
-                made_at, actions = path.stat().st_mtime, read_commit(folder, int(path.stem)) or []
-            except FileNotFoundError:
-                continue  # maintenance has just removed it: a checkpoint of the table holds it
-            for note in [note_of(each["commitInfo"]) for each in actions if "commitInfo" in each]:
-                if isinstance(note, CommitNote):
+        with self._noting:
+            for path in sorted((folder / "_delta_log").glob("*.json")):
+                if int(path.stem) in self._noted:
+                    continue
+                try:
+                    made_at, actions = path.stat().st_mtime, read_commit(folder, int(path.stem)) or []
+                except FileNotFoundError:
+                    continue  # maintenance has just removed it
+                infos = [note_of(each["commitInfo"]) for each in actions if "commitInfo" in each]
+                self._noted[int(path.stem)] = [(note, made_at) for note in infos if isinstance(note, CommitNote)]
+            for _, notes in sorted(self._noted.items()):
+                for note, made_at in notes:
                     found[note.partition].append((note, made_at))
         return found
 
-    def check_epochs(self) -> None:
-        """No batch of an owner stands behind one of its successor: one owner per partition at a time."""
-        for partition, notes in self.notes().items():
-            epochs = [note.epoch for note, _ in notes]
-            assert epochs == sorted(epochs), f"partition {partition}: a stale owner has committed: {epochs}"
+    @property
+    def commits_seen(self) -> int:
+        return len(self._noted)
 
-    def pauses_s(self, since: float) -> list[float]:
+    @property
+    def commits_unseen(self) -> int:
+        """Which maintenance removed before they were looked at."""
+        return max(self._noted, default=-1) + 1 - len(self._noted)
+
+    def check_epochs(self) -> None:
+        """No batch of an owner stands behind one of its successor: one owner per partition at a time. And batches are
+        numbered without a gap: none was taken twice."""
+        for partition, notes in self.notes().items():
+            epochs, batches = [note.epoch for note, _ in notes], [note.batch for note, _ in notes]
+            assert epochs == sorted(epochs), f"partition {partition}: a stale owner has committed: {epochs}"
+            assert batches == sorted(set(batches)), f"partition {partition}: a batch was committed twice: {batches}"
+
+    def pauses_s(self, since: float, partitions: Collection[int] = range(PARTITIONS)) -> list[float]:
         """By partition, the longest time without a commit since then; waits until each has one after now."""
         now = time.time()
-        until(lambda: all(notes[-1][1] > now for notes in self.notes().values()), "every partition goes on")
-        times = [[at for _, at in notes if at >= since] for notes in self.notes().values()]
-        return sorted(max(b - a for a, b in pairwise(each)) for each in times if len(each) > 1)
 
+        def go_on() -> bool:
+            notes = self.notes()
+            return all(notes[p] and notes[p][-1][1] > now for p in partitions)
 
-def name_of(instance: Instance) -> str:
-    """As the deployment names it: by its host and the process."""
-    return f"{socket.gethostname()}-{instance.process.pid}"
+        until(go_on, "every partition goes on")
+        times = [[at for _, at in notes] for p, notes in self.notes().items() if p in partitions]
+        return sorted(max(b - a for a, b in pairwise(each) if b >= since) for each in times if len(each) > 1)
 
 
 def killed_whole(instance: Instance) -> None:

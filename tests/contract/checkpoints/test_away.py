@@ -65,7 +65,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
     """A store of this test's own: it is killed, or nothing passes between it and the owner."""
     backend, _, hangs = request.param.partition(" ")
     if hangs:
-        monkeypatch.setattr("evermark.checkpoints.etcd.TIMEOUT_S", 0.5)
+        monkeypatch.setattr("evermark.etcd.client.TIMEOUT_S", 0.5)
     if backend == "etcd":
         request.getfixturevalue("etcd")  # skips where there is none
         with etcd_server(tmp_path / "etcd") as server:

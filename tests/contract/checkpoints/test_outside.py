@@ -178,7 +178,7 @@ def test_s13_a_server_that_hangs_is_given_up_in_its_time(
 ) -> None:
     """GIVEN an etcd that takes connections and answers nothing WHEN a checkpoint is saved THEN it is unreachable after
     the time-out; and when it goes on, a save that may have landed after all is repeated without harm."""
-    monkeypatch.setattr("evermark.checkpoints.etcd.TIMEOUT_S", 0.5)
+    monkeypatch.setattr("evermark.etcd.client.TIMEOUT_S", 0.5)
     with etcd_server(tmp_path / "etcd") as server:
         store = opened(**etcd_settings(server))
         store.save("shop", 0, Checkpoint("0001", 1, 1))
@@ -211,7 +211,7 @@ def test_a_user_logs_in_and_the_password_travels_sealed(guarded: Etcd, tmp_path:
     assert b"s3cret" not in travelled
     store: Any = open_checkpoints(pickle.loads(travelled), NOWHERE)
     store.save("shop", 0, Checkpoint("0001", 1, 1))
-    store._rows._clients[0].session.headers["Authorization"] = "a token that ran out"
+    store._rows._etcd._clients[0].session.headers["Authorization"] = "a token that ran out"
     assert store.load("shop", 0) == Checkpoint("0001", 1, 1)
 
     with pytest.raises(DeniedError):

@@ -95,7 +95,7 @@ def test_a_take_over_waits_for_the_fenced_transaction(state: State) -> None:
         fence(conn, "deliver", first.epoch)
         thread.start()
         assert begun.wait(5)
-        leases.renew(first, 60)  # a renewal waits for nobody
+        leases.renew([first], 60)  # a renewal waits for nobody
         assert not taken.wait(0.2)
     assert taken.wait(5)
     thread.join()

@@ -134,10 +134,10 @@ def test_a_lease_is_not_renewed_through_a_state_that_was_closed(pg_server: Postg
         leases = PostgresLeases(mine)
         lease = leases.acquire("deliver", liveness.this_process("tests"), 60.0)
         assert lease is not None
-        leases.renew(lease, 60.0)
+        leases.renew([lease], 60.0)
         mine.close()
         with pytest.raises(UnreachableError, match="closed here"):
-            leases.renew(lease, 60.0)
+            leases.renew([lease], 60.0)
 
 
 class TestRenewedTogether(TestPostgresLeases):
@@ -157,7 +157,7 @@ class TestRenewedTogether(TestPostgresLeases):
             let_expire(name)
         assert PostgresLeases(state).acquire(names[7], other, 3600) is not None
         assert held[0] is not None and held[7] is not None
-        leases.renew(held[0], 60)
+        leases.renew([held[0]], 60)
         with state.connection() as conn:
             rows = conn.execute("select name, instance, expires_at > clock_timestamp() from leases").fetchall()
         assert {name: instance for name, instance, _ in rows if name in names} == dict.fromkeys(names, "a") | {
@@ -165,4 +165,4 @@ class TestRenewedTogether(TestPostgresLeases):
         }
         assert all(is_good for _, _, is_good in rows)
         with pytest.raises(StaleError):
-            leases.renew(held[7], 60)
+            leases.renew([held[7]], 60)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -11,8 +13,9 @@ import pytest
 from evermark.app.member import Membership, leases_of, share_of
 from evermark.cluster.base import Holder
 from evermark.cluster.fence import alone, deliver_lease, source_lease
-from evermark.cluster.members import Members, instance_name
-from evermark.cluster.postgres import PostgresLeases, lease_rows
+from evermark.cluster.liveness import this_process
+from evermark.cluster.members import Members
+from evermark.cluster.postgres import PostgresLeases
 from evermark.errors import NotFoundError, StaleError, UnreachableError
 from evermark.log.head import Head, PostgresHeads
 from evermark.state.connection import State
@@ -21,7 +24,7 @@ from evermark.testing.servers import PostgresServer
 from evermark.testing.states import fresh_state
 from evermark.testing.until import until
 
-A, B = (Holder("deployment", "host", "boot", pid, str(pid)) for pid in (1, 2))
+A, B = (Holder(f"host-{pid}", "host", "boot", pid, str(pid)) for pid in (1, 2))
 LEASES = [source_lease("numbers", p) for p in range(3)]
 
 
@@ -51,7 +54,7 @@ def test_a_drained_instance_stays_so_until_it_is_another_process(state: State) -
     """GIVEN an instance to be drained WHEN it says that it lives THEN it is; a new process of its name is not."""
     members = _members(state)
     members.beat(A, "1", LEASES)
-    members.drain(instance_name(A))
+    members.drain(A.instance)
     members.beat(A, "1", LEASES)
     assert members.all()["host-1"].draining
     members.beat(replace(A, started="later"), "1", LEASES)
@@ -64,20 +67,82 @@ def test_instances_share_by_what_they_hold_and_a_drained_one_has_nothing(state: 
     """GIVEN one that holds all WHEN another joins THEN it hands over its surplus; drained, everything."""
     members, leases = _members(state), PostgresLeases(state, is_gone=lambda _: False)
     members.beat(A, "1", LEASES)
-    lane = replace(A, instance=f"{instance_name(A)}/lane-1", pid=7)
+    lane = replace(A, instance=f"{A.instance}/lane-1", pid=7)
     leases.divide(LEASES[0], LEASES[1:], lane)
     leases.acquire_all(LEASES, lane, 60.0)
 
     def shares() -> list[set[str]]:
-        rows = lease_rows(state, is_gone=lambda _: False).values()
-        return [set(share_of(instance_name(one), members.all(), rows)) for one in (A, B)]
+        rows = leases.rows().values()
+        return [set(share_of(one.instance, members.all(), rows)) for one in (A, B)]
 
     assert shares() == [set(LEASES), set()]
     members.beat(B, "1", LEASES)
     mine, theirs = shares()
     assert (len(mine), len(theirs)) == (2, 1) and mine | theirs == set(LEASES)
-    members.drain(instance_name(A))
+    members.drain(A.instance)
     assert shares() == [set(), set(LEASES)]
+
+
+def test_a_lease_that_was_let_go_of_stays_with_its_instance(state: State) -> None:
+    """GIVEN two that share three leases WHEN a lane of the one with two is renewed, and lets go of both THEN neither
+    moves; when that instance is gone, they do."""
+    members, leases = _members(state), PostgresLeases(state, is_gone=lambda _: False)
+    first, second = replace(A, instance="host-2/lane-1"), replace(B, instance="host-1/lane-1")
+    for one in (A, B):
+        members.beat(one, "1", LEASES)
+    leases.divide(LEASES[0], LEASES[1:], first)
+    mine = leases.acquire_all(LEASES[:2], first, 60.0)
+    leases.acquire_all(LEASES[2:], second, 60.0)
+    leases.release(*mine)
+
+    def share(one: Holder) -> set[str]:
+        return set(share_of(one.instance, members.all(), leases.rows().values()))
+
+    assert (share(B), share(A)) == (set(LEASES[:2]), set(LEASES[2:]))
+    members.leave(B)
+    assert share(A) == set(LEASES)
+
+
+def test_an_instance_that_cannot_reach_the_leases_is_left_nothing(
+    state: State, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GIVEN leases that are not in State, and out of reach for one instance alone WHEN it looks THEN the others see
+    that it can take none, though it lives; and when it reaches them again, that it can."""
+    leases = PostgresLeases(state)
+    membership, members = Membership(state, leases, A), _members(state)
+    membership.able(frozenset(LEASES))
+    assert members.all()[A.instance].leases == frozenset(LEASES)
+    with monkeypatch.context() as away:
+        away.setattr(leases, "rows", lambda: _unreachable(members))
+        assert not membership._look()
+        found = members.all()[A.instance]
+        assert found.lives and found.leases == frozenset()
+        assert membership._beat() and members.all()[A.instance].leases == frozenset()
+    assert membership._look()
+    assert members.all()[A.instance].leases == frozenset(LEASES)
+
+
+def test_leases_that_no_instance_is_to_take_are_told(state: State) -> None:
+    """GIVEN an instance that is drained WHEN another can take its leases THEN none is left; without the other, all."""
+    members, left = _members(state), list[frozenset[str]]()
+    membership = Membership(state, PostgresLeases(state), A)
+    membership.on_left = left.append
+    membership.able(frozenset(LEASES))
+    assert left == []
+    members.beat(B, "1", LEASES[:2])
+    members.drain(A.instance)
+    membership._look()
+    assert left == [frozenset(LEASES[2:])]
+    members.leave(B)
+    membership._look()
+    assert left[-1] == frozenset(LEASES)
+
+
+def test_two_processes_never_have_one_name() -> None:
+    """GIVEN containers with one host name, whose processes are numbered from 1 THEN their names differ."""
+    names = {this_process().instance for _ in range(20)}
+    assert len(names) > 1
+    assert all(name.startswith(f"{socket.gethostname()}-{os.getpid()}-") for name in names)
 
 
 def test_a_stale_owner_of_one_partition_writes_nothing_to_it(state: State) -> None:
@@ -127,7 +192,7 @@ def test_work_that_is_done_alone_is_done_by_one_process_at_a_time(state: State) 
 def test_a_share_that_cannot_be_looked_up_is_all(state: State, monkeypatch: pytest.MonkeyPatch) -> None:
     """GIVEN a State that is away when the lanes are ready THEN all leases are asked for, and say why there are none:
     nobody is told that another instance has them. WHEN it is back THEN the share is known."""
-    membership, told = Membership(state, A), list[frozenset[str] | None]()
+    membership, told = Membership(state, PostgresLeases(state), A), list[frozenset[str] | None]()
     membership.tell(told.append)
     with monkeypatch.context() as away:
         away.setattr(Members, "all", _unreachable)
@@ -149,7 +214,7 @@ def test_an_instance_that_cannot_say_that_it_lives_keeps_its_share(state: State)
     """GIVEN an instance whose row is old WHEN it looks THEN it lives: it looks."""
     _members(state).beat(A, "1", LEASES)
     silent = _members(state, ttl_s=0.0).all()
-    assert share_of(instance_name(A), silent, []) == frozenset(LEASES)
+    assert share_of(A.instance, silent, []) == frozenset(LEASES)
 
 
 def test_a_source_is_shared_by_partitions_only_if_it_says_so(tmp_path: object) -> None:

@@ -19,6 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 import evermark
 from evermark.app.ingesting import LaneWorks, SourceRunner
 from evermark.breaker import Breaker, BreakerLimits, BreakerState
+from evermark.cluster.holding import LIMITS
 from evermark.errors import GapError, UnreachableError
 from evermark.event import Seen
 from evermark.ingest.dedup import RecentLimits
@@ -51,6 +52,7 @@ class Scene:
             sources={"shop": source}, reading=limits, log_folder=lambda _: folder, copies=None,
             recoveries=SimpleNamespace(set_large=self.set_large),
             leases=None, holder=None, heads=None, checkpoints=None, replays=None, store_breaker=Breaker(limits.breaker),
+            lease_limits=LIMITS,
         )  # fmt: skip
         self.stores = stores
         tasks: Any = SimpleNamespace(write_chunks=None, write_pieces=None)

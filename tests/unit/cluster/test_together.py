@@ -21,14 +21,16 @@ class Counted(MemoryLeases):
         self.now = 0.0
         self.renewed: list[int] = []  # how many leases each call was for
         self.fails: Exception | None = None
+        self.locked: set[Lease] = set()
         self.during: Callable[[], None] = lambda: None
 
-    def renew_all(self, leases: Sequence[Lease], ttl_s: float) -> set[Lease]:
+    def renew_all(self, leases: Sequence[Lease], ttl_s: float) -> tuple[set[Lease], set[Lease]]:
         self.renewed.append(len(leases))
         self.during()
         if self.fails is not None:
             raise self.fails
-        return super().renew_all(leases, ttl_s)
+        kept, _ = super().renew_all(leases, ttl_s)
+        return kept - self.locked, kept & self.locked
 
 
 class Scene:
@@ -43,7 +45,7 @@ class Scene:
 
     def outcome(self, lease: Lease) -> type[Exception] | None:
         try:
-            self.leases.renew(lease, TTL_S)
+            self.leases.renew([lease], TTL_S)
         except Exception as error:  # noqa: BLE001 - its kind is the answer
             return type(error)
         return None
@@ -64,7 +66,7 @@ def test_a_lease_that_another_took_is_lost_to_its_holder_alone() -> None:
     """GIVEN three leases WHEN another takes one THEN its holder is told so, the others hold theirs, and the lost one is
     not renewed any more."""
     scene = Scene(3)
-    scene.store.now += 2 * TTL_S
+    scene.store.now += 1.2 * TTL_S
     assert scene.store.acquire("source:1", OTHER, 60.0) is not None
     assert scene.renew_each() == [None, StaleError, None]
     scene.store.now += TTL_S / 4
@@ -109,3 +111,25 @@ def test_a_released_lease_is_not_renewed_with_the_others() -> None:
     assert scene.outcome(scene.mine[1]) is None
     assert scene.store.renewed == [1]
     assert scene.store.acquire("source:0", OTHER, TTL_S) is not None
+
+
+def test_one_that_is_locked_costs_the_others_nothing() -> None:
+    """GIVEN a lease whose row another process has locked WHEN all are renewed THEN its holder alone hears it, and tries
+    again."""
+    scene = Scene(3)
+    scene.store.now += TTL_S / 4
+    scene.store.locked = {scene.mine[1]}
+    assert scene.renew_each() == [None, BusyError, None]
+    scene.store.locked = set()
+    scene.store.now += TTL_S / 4
+    assert scene.renew_each() == [None, None, None]
+
+
+def test_one_that_its_holder_gave_up_runs_out_though_others_are_renewed() -> None:
+    """GIVEN two leases, and the holder of one hangs WHEN the other is renewed for long THEN the first can be had."""
+    scene = Scene(2)
+    for _ in range(12):
+        scene.store.now += TTL_S / 4
+        assert scene.outcome(scene.mine[1]) is None
+    assert scene.store.acquire("source:0", OTHER, TTL_S) is not None
+    assert scene.store.acquire("source:1", OTHER, TTL_S) is None

@@ -14,7 +14,7 @@ from evermark.cluster.base import Holder
 from evermark.cluster.fence import source_lease
 from evermark.ingest.gather import gather
 from evermark.ingest.resume import Resume
-from evermark.ingest.take import Taken, Taker, controls_seen_to
+from evermark.ingest.take import Fenced, Taken, Taker, controls_seen_to
 from evermark.log.base import Tail
 from evermark.log.head import Head
 from tests.unit.ingest.ingest_world import CrashError, World
@@ -63,10 +63,10 @@ def test_a_crash_between_any_two_effects_loses_no_control_event(after: bool, pow
 
 
 class LooksOnlyWhenTaking(Taker):
-    def begin(self, partition: int) -> Resume:
+    def begin(self, partition: int, fenced: Fenced | None = None) -> Resume:
         kept, self.on_controls = self.on_controls, lambda _partition, _after, _to: None
         try:
-            return super().begin(partition)
+            return super().begin(partition, fenced)
         finally:
             self.on_controls = kept
 

@@ -60,8 +60,8 @@ class Scene:
         said = lambda event, **_: self.said.append(event)  # noqa: E731
         log = SimpleNamespace(debug=said, info=said, warning=said, error=said)
         holder = Holder("me", "host", "boot", 1, "1")
-        candidate = Candidate(self.leases, holder, self.runtime, log)
-        self.owner = SourceOwner("shop", cast("Any", self.source), self, cast("Any", self), candidate, limits)
+        self.candidate = Candidate(self.leases, holder, self.runtime, log)
+        self.owner = SourceOwner("shop", cast("Any", self.source), self, cast("Any", self), self.candidate, limits)
 
     def run(self, seconds: float) -> None:
         self.runtime.spawn("source", self.owner.run)
@@ -77,7 +77,7 @@ class Scene:
     def require_room(self) -> None: ...
 
     def open_log(self, epoch: int) -> tuple[Any, Taker]:
-        taker = SimpleNamespace(begin=self.begin, epoch=epoch)
+        taker = SimpleNamespace(fence=lambda _: {}, begin=lambda partition, _: self.begin(partition), epoch=epoch)
         return None, cast("Taker", taker)
 
     def newest(self, partitions: Sequence[int]) -> Mapping[int, Seen]:
@@ -219,7 +219,8 @@ def test_reading_ends_when_the_lease_is_lost() -> None:
     """GIVEN a source that is read WHEN its lease is another's THEN reading ends, and the owner stands by."""
 
     class Lost(Leases):
-        def renew(self, lease: Lease, ttl_s: float) -> None:
+        def renew(self, leases: Sequence[Lease], ttl_s: float) -> None:
+            (lease,) = leases
             self._held[lease.name] = self._held[lease.name].__class__(
                 Holder("you", "host", "boot", 2, "2"), lease.epoch + 1, datetime.max.replace(tzinfo=UTC)
             )
@@ -250,3 +251,37 @@ def test_an_owner_that_is_told_to_stop_gives_its_lease_back() -> None:
     scene.runtime.baton.run(lambda: task.task.done)
     scene.runtime.baton.close()
     assert scene.leases._held[source_lease("shop")].holder is None
+
+
+def test_events_leave_the_log_only_when_every_owner_has_found_no_gap() -> None:
+    """GIVEN partitions with different owners WHEN the other has not looked yet whether there is a gap, is gone, or has
+    found one THEN the owner of the first removes nothing; when it has looked, it may.
+    """
+    scene = Scene()
+    first, second = source_lease("shop"), source_lease("shop", 1)
+    other = Holder("other", "host", "boot", 2, "2")
+    scene.owner.divided = True
+    scene.candidate.share.set([first])
+    assert scene.leases.divide(first, [second], other)
+    (theirs,) = scene.leases.acquire_all([second], other, 1e6)
+    may: list[bool] = []
+
+    def look() -> None:
+        def ask() -> None:
+            scene.runtime.wait(1.0)
+            may.append(scene.owner.may_retain())
+
+        ask()
+        scene.leases.note_checked([theirs])
+        ask()
+        scene.leases.release(theirs)
+        ask()
+        (again,) = scene.leases.acquire_all([second], other, 1e6)
+        ask()
+        scene.leases.note_checked([again])
+        ask()
+
+    scene.runtime.spawn("look", look)
+    scene.run(10.0)
+    assert may == [False, True, False, False, True]
+    assert scene.leases.rows()[first].checked

@@ -10,7 +10,7 @@ import pytest
 from evermark.checkpoints.base import Checkpoint
 from evermark.errors import BusyError, EvermarkError, StaleError
 from evermark.ingest.resume import Resume
-from evermark.ingest.take import Taken, Taker
+from evermark.ingest.take import Fenced, Taken, Taker
 from evermark.log.base import LogFile
 from evermark.log.head import Head
 from tests.unit.ingest.ingest_world import World, position
@@ -88,8 +88,8 @@ class HeadBeforeSync(Taker):
 class ForgetsRepeats(Taker):
     """Forgets that reading may begin before what is logged."""
 
-    def begin(self, partition: int) -> Resume:
-        found = super().begin(partition)
+    def begin(self, partition: int, fenced: Fenced | None = None) -> Resume:
+        found = super().begin(partition, fenced)
         return Resume(found.position, found.batch)
 
 

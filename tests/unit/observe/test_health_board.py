@@ -309,3 +309,21 @@ def test_of_a_thousand_partitions_the_unwell_are_listed_and_all_are_counted() ->
     assert told["partition_counts"] == {"failed": 1, "healthy": 2 * LISTED_MAX}
     assert told["status"] == "degraded"
     assert len(unready(dict.fromkeys(reports, ill))) == LISTED_MAX
+
+
+def test_a_drained_instance_does_not_say_that_another_reads_when_none_does() -> None:
+    """GIVEN an instance that stands by WHEN no instance is to take its work THEN it says that nobody reads, and that
+    nobody delivers; what it reads itself is as it was; and with another instance it stands by again.
+    """
+    board = HealthBoard()
+    for source in ("shop", "chat"):
+        board.put(source, 0, STANDBY)
+    board.put("own", 0, HEALTHY)
+    board.deliver(here=False, standby=True)
+    board.left(frozenset({"shop", "own"}), delivery=True)
+    found = board.partitions()
+    assert [found[f"{name}/0"].state for name in ("shop", "chat", "own")] == [PartitionHealth.STALE, STANDBY, HEALTHY]
+    assert "drained" in found["shop/0"].reason and overall(found, board.delivery) != "healthy"
+    assert not board.delivery.standby
+    board.left(frozenset(), delivery=False)
+    assert board.partitions()["shop/0"].state is STANDBY and board.delivery.standby

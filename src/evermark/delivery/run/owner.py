@@ -231,10 +231,12 @@ class DeliveryOwner:
             if live.lock.acquire(timeout=limits.end_s if held.lost.is_set() else limits.live_end_s):
                 live.lock.release()
             deadline = runtime.monotonic() + limits.end_s
-            for task in beside:
+            for task in [*beside, *self._turns]:
                 task.join(max(0.0, deadline - runtime.monotonic()))
-            for task in self._turns:  # each works for subscriptions that nobody else may work for meanwhile
-                task.join()
+            # A turn that goes on waits for a receiver that hangs. What it brings is refused, its epoch being old, and
+            # while it lasts nobody begins another here; the others need not wait for it to have the lease.
+            if late := sorted(self.serving()):
+                self._log.warning("turns have not ended; the lease is let go of without them", subscriptions=late[:20])
 
     def _is_there(self, held: HeldLease) -> bool:
         """Wait until there is such a shard: its maker, the owner of the first, may be told of fewer."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from evermark.cluster.base import Holder, Lease, LeaseStore
+from evermark.cluster.base import Holder, Lease, LeaseStore, owner_epoch
 from evermark.errors import StaleError
 
 TTL_S = 60.0
@@ -93,7 +93,7 @@ class LeaseContract:
         new = leases.acquire("deliver", holder("b"), TTL_S)
         assert new is not None
         with pytest.raises(StaleError):
-            leases.renew(old, TTL_S)
+            leases.renew([old], TTL_S)
         with pytest.raises(StaleError):
             leases.require(old)
         leases.release(old)
@@ -107,7 +107,7 @@ class LeaseContract:
         lease = leases.acquire("deliver", holder("a"), TTL_S)
         assert lease is not None
         let_expire("deliver")
-        leases.renew(lease, TTL_S)
+        leases.renew([lease], TTL_S)
         assert leases.acquire("deliver", holder("b"), TTL_S) is None
 
     def test_a_released_lease_writes_no_more(self, leases: LeaseStore) -> None:
@@ -116,7 +116,7 @@ class LeaseContract:
         assert lease is not None
         leases.release(lease)
         with pytest.raises(StaleError):
-            leases.renew(lease, TTL_S)
+            leases.renew([lease], TTL_S)
         with pytest.raises(StaleError):
             leases.require(lease)
 
@@ -177,6 +177,43 @@ class LeaseContract:
         assert later.name == "source:a:2" and later.epoch > held[0].epoch
         for lease in held:
             leases.require(lease)
+
+    def test_of_several_that_are_renewed_one_that_is_lost_is_told(
+        self, leases: LeaseStore, let_expire: Callable[[str], None]
+    ) -> None:
+        """All are renewed in one call; when another has one of them, the holder hears it."""
+        mine = leases.acquire_all(["x", "y", "z"], holder("a"), TTL_S)
+        leases.renew(mine, TTL_S)
+        let_expire("y")
+        assert leases.acquire("y", holder("b"), TTL_S) is not None
+        with pytest.raises(StaleError, match="'y'"):
+            leases.renew(mine, TTL_S)
+
+    def test_people_see_who_has_a_lease_and_who_had_it_last(
+        self, leases: LeaseStore, let_expire: Callable[[str], None], gone: set[Holder]
+    ) -> None:
+        """A lease that was let go of, has run out, or whose holder is gone, is held by nobody; who had it stays."""
+        old = leases.acquire("out", holder("a"), TTL_S)
+        let_expire("out")
+        mine = leases.acquire_all(["kept", "let go"], holder("a"), TTL_S)
+        leases.release(mine[1])
+        leases.acquire("of the gone", holder("c"), TTL_S)
+        gone.add(holder("c"))
+        rows = leases.rows()
+        assert old is not None and {name for name, row in rows.items() if row.held} == {"kept"}
+        assert (rows["kept"].holder, rows["let go"].holder) == (holder("a"), None)
+        assert {name: row.last for name, row in rows.items()} == dict.fromkeys(rows, "a") | {"of the gone": "c"}
+        assert [owner_epoch(leases, name) for name in ("kept", "out", "never")] == [mine[0].epoch, None, None]
+
+    def test_what_was_checked_is_so_until_the_lease_changes_hands(self, leases: LeaseStore) -> None:
+        """Of leases under one epoch, each is told apart; a late note of a former owner says nothing."""
+        mine = leases.acquire_all(["x", "y"], holder("a"), TTL_S)
+        leases.note_checked(mine[:1])
+        assert {name: row.checked for name, row in leases.rows().items()} == {"x": True, "y": False}
+        leases.release(*mine)
+        leases.acquire_all(["x", "y"], holder("b"), TTL_S)
+        leases.note_checked(mine)
+        assert not any(row.checked for row in leases.rows().values())
 
     def test_of_many_at_once_one_wins(self, leases: LeaseStore) -> None:
         """A race for a free lease has exactly one winner."""

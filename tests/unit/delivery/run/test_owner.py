@@ -297,3 +297,35 @@ def test_a_planned_stop_waits_until_the_group_has_settled_what_it_is_sent(monkey
     scene.run(300.0)
     assert drained == [False, True]
     assert len(begun) == 1
+
+
+def test_delivery_that_moves_does_not_wait_for_a_receiver_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """GIVEN a turn that hangs WHEN delivery is told to end THEN its lease is free soon, and that is said; and while the
+    turn lasts, the subscription gets no other turn here.
+    """
+    scene = Scene()
+    turns: list[float] = []
+
+    def hang(*_: object) -> frozenset[str]:
+        turns.append(scene.runtime.monotonic())
+        scene.runtime.wait(1000.0)
+        return frozenset()
+
+    monkeypatch.setattr(Follower, "due", lambda _: [SimpleNamespace(name="slow", generation=1)])
+    monkeypatch.setattr(Follower, "turn_class", lambda *_: TurnClass.SLOW)
+    monkeypatch.setattr(Follower, "catch_up", hang)
+    freed: list[float] = []
+
+    def move() -> None:
+        scene.runtime.wait(3.0)
+        scene.candidate.share.set(())
+        while scene.leases._held[DELIVER_LEASE].holder is not None:
+            scene.runtime.wait(0.1)
+        freed.append(scene.runtime.monotonic())
+        scene.candidate.share.set(None)
+
+    scene.runtime.spawn("move", move)
+    scene.run(60.0)
+    assert freed[0] - turns[0] < 3.0 + 2 * scene.owner.limits.end_s
+    assert "turns have not ended; the lease is let go of without them" in scene.events()
+    assert scene.events().count("delivering") == 2 and len(turns) == 1
