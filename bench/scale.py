@@ -112,10 +112,10 @@ class _Streams:
 
 class _Bench:
     def __init__(
-        self, report: Report, folder: Path, cluster: SparkCluster, log: _Log, wide: _Log, streams: _Streams
+        self, report: Report, folder: Path, cluster: SparkCluster, log: _Log, wide: _Log, streams: _Streams, jobs: int
     ) -> None:
         self._report, self._folder, self._cluster, self._log = report, folder, cluster, log
-        self._wide, self._streams = wide, streams
+        self._wide, self._streams, self._jobs = wide, streams, jobs
         self._box = box_in(folder)
 
     def on(self, executors: int) -> dict[str, float]:
@@ -159,8 +159,8 @@ class _Bench:
 
         began = time.perf_counter()
         with ThreadPoolExecutor(_JOBS_AT_ONCE) as pool:
-            list(pool.map(lambda _: run_tasks(context, 1, nothing, "an empty job failed"), range(_JOBS)))
-        self._report.figures["jobs_per_s"] = _JOBS / (time.perf_counter() - began)
+            list(pool.map(lambda _: run_tasks(context, 1, nothing, "an empty job failed"), range(self._jobs)))
+        self._report.figures["jobs_per_s"] = self._jobs / (time.perf_counter() - began)
 
     def _rate(self, work: Callable[[SubscriptionSpec], bool]) -> float:
         paths = [self._folder / f"received-{n}" for n in range(_SUBSCRIPTIONS)]
@@ -229,7 +229,7 @@ def run(scale: float, folder: Path) -> Report:
         cluster = stack.enter_context(spark_cluster(folder / "cluster", cores=1, env=env))
         for worker in cluster.workers:
             worker.start()
-        bench = _Bench(report, folder, cluster, log, wide, streams)
+        bench = _Bench(report, folder, cluster, log, wide, streams, max(_JOBS // 5, int(_JOBS * scale)))
         for _ in range(2 if scale >= 1 else 1):
             for executors in (1, 2):
                 for what, rate in bench.on(executors).items():
