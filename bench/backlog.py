@@ -82,7 +82,7 @@ class Ours:
         self._server.stop()
 
     def drain(self, source: Source, name: str, rows: int, start: str | None = None) -> tuple[float, list[str]]:
-        return drain(self._spark, self._state, source, name, self._folder, rows, start)
+        return drain(self._spark.sparkContext, self._state, source, name, self._folder, rows, start)
 
 
 def _theirs(server: EmbeddedPostgres, dsn: str, name: str, end: str) -> float:

@@ -54,9 +54,11 @@ class Kept:
         self.state = State(self.dsn.open, schema_for("bench"))
         migrate(self.state)
 
-    def target(self, source: str, node: Node, streams: Sequence[str] = ()) -> BlocksTarget:
+    def target(self, source: str, node: Node, streams: Sequence[str] = (), partitions: int = 1) -> BlocksTarget:
         choice = ChosenStreams(frozenset(streams))
-        return BlocksTarget(source, (node.url,), self.dsn, self.state.schema, choice=choice, pace=Pace())
+        return BlocksTarget(
+            source, (node.url,), self.dsn, self.state.schema, partitions=partitions, choice=choice, pace=Pace()
+        )
 
     def close(self) -> None:
         self.state.close()
@@ -79,6 +81,6 @@ class Reading:
     def drain(self, target: BlocksTarget, start: str, events: int) -> tuple[float, list[str]]:
         source = BlockStreams(target)
         try:
-            return drain(self._spark, self._kept.state, source, target.source, self._folder, events, start)
+            return drain(self._spark.sparkContext, self._kept.state, source, target.source, self._folder, events, start)
         finally:
             source.close()

@@ -1,8 +1,10 @@
-"""The same work on one and on two executors of one core each: a replay and a catching up of several subscriptions.
+"""The same work on one and on two executors of one core each: a replay and a catching up of several subscriptions, of a
+thousand subscriptions, and the taking of block streams with 1, 4 and 16 partitions.
 
 A real standalone cluster; receivers that answer after 20 ms, with the concurrency of one subscription for each task: a
 receiver that computes on the same cores would hide what an executor adds. Each subscription is a job of its own, as
-replays and subscriptions that are behind are served. `cores_max` decides how many executors there are.
+replays and subscriptions that are behind are served; a thousand share four jobs, as those that are behind share turns.
+The node of the block streams answers after 20 ms, too. `cores_max` decides how many executors there are.
 """
 
 from __future__ import annotations
@@ -17,9 +19,11 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bench.nodes import Kept, create, fill
 from bench.receiver_child import ReceiverProcess
 from bench.replay import _box as box_in
 from bench.report import Report, say
+from bench.taking import drain
 from evermark.delivery.base import Cursor, Fate, SourcePartition, SubscriptionSpec
 from evermark.delivery.replay.plan import ReplayWork
 from evermark.delivery.replay.timeslice import Mark, TimeSlice
@@ -29,14 +33,21 @@ from evermark.embedded.java import ensure_java
 from evermark.errors import EvermarkError
 from evermark.event import taken_batch
 from evermark.log.write import BatchWriter
+from evermark.sources.blocks.source import BlockStreams
+from evermark.testing.blocknodes import Node
 from evermark.testing.spark_clusters import SparkCluster, spark_cluster
 from evermark.testing.until import until
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
 
+    from evermark.spark.deliver import SparkDeliverer
+
 _EVENTS = 4_000  # for each subscription
 _SUBSCRIPTIONS = 4
+_MANY_SUBSCRIPTIONS = 1_000
+_STREAMS, _BLOCK_EVENTS = 64, 40_000
+_PARTITIONS = (1, 4, 16)
 _LATE_S = 0.02
 _JOBS, _JOBS_AT_ONCE = 200, 8
 _SECOND = timedelta(seconds=1)
@@ -44,14 +55,14 @@ _IDENT = re.compile(rb'"evermark":\{"v":1,"id":"([^"]+)"')
 
 
 class _Log:
-    """One file of events."""
+    """One file of events, of so many streams in turn."""
 
-    def __init__(self, folder: Path, rows: int) -> None:
-        self.began, self.rows = datetime.now(UTC), rows
+    def __init__(self, folder: Path, rows: int, streams: int = 1) -> None:
+        self.began, self.rows, self.streams = datetime.now(UTC), rows, streams
         columns = {
             "event_id": [f"event-{n:08}" for n in range(rows)],
             "position": [f"{n:016}" for n in range(rows)],
-            "stream": ["public.orders"] * rows,
+            "stream": [f"orders_{n % streams}" for n in range(rows)],
             "op": ["insert"] * rows,
             "key": [str(n) for n in range(rows)],
             "event_time": [self.began + timedelta(microseconds=n) for n in range(rows)],
@@ -70,13 +81,45 @@ class _Log:
         return ReplayWork("bench", whole, spec, (), None, None, self.rows, 3600.0, False, 0)
 
 
+class _Streams:
+    """Block streams with events in a node that answers late; each reading is a source of its own."""
+
+    def __init__(self, folder: Path, node: Node, events: int) -> None:
+        folder.mkdir()
+        self._folder, self._node, self._kept, self._runs = folder, node, Kept(folder), 0
+        self._names = [f"stream-{n}" for n in range(_STREAMS)]
+        create(node, self._names)
+        client = node.client()
+        self._ids = {each for name in self._names for each in fill(client, name, events // _STREAMS)}
+        client.close()
+
+    def rate(self, report: Report, context: SparkContext, partitions: int) -> float:
+        self._runs += 1
+        name = f"run_{self._runs}"
+        source = BlockStreams(self._kept.target(name, self._node, self._names, partitions))
+        try:
+            # The node itself writes an event at the beginning of each stream.
+            count = len(self._ids) + _STREAMS
+            seconds, ids = drain(context, self._kept.state, source, name, self._folder, count)
+        finally:
+            source.close()
+        report.lost += len(self._ids - set(ids)) + len(ids) - len(set(ids))
+        return len(ids) / seconds
+
+    def close(self) -> None:
+        self._kept.close()
+
+
 class _Bench:
-    def __init__(self, report: Report, folder: Path, cluster: SparkCluster, log: _Log) -> None:
+    def __init__(
+        self, report: Report, folder: Path, cluster: SparkCluster, log: _Log, wide: _Log, streams: _Streams, jobs: int
+    ) -> None:
         self._report, self._folder, self._cluster, self._log = report, folder, cluster, log
+        self._wide, self._streams, self._jobs = wide, streams, jobs
         self._box = box_in(folder)
 
-    def on(self, executors: int) -> tuple[float, float]:
-        """Events a second, replayed and caught up with, on a context of its own."""
+    def on(self, executors: int) -> dict[str, float]:
+        """Events a second of each kind of work, on a context of its own."""
         from evermark.spark.deliver import SparkDeliverer
         from evermark.spark.engine import Engine
         from evermark.spark.session import make_context
@@ -100,7 +143,10 @@ class _Bench:
                 return found[0].fate is Fate.DONE
 
             self._rate(replay)  # each executor starts its Python
-            rates = self._rate(replay), self._rate(catch_up)
+            rates = {"replay": self._rate(replay), "deliver": self._rate(catch_up)}
+            rates["subscriptions"] = self._subscriptions_rate(deliverer)
+            for partitions in _PARTITIONS:
+                rates[f"ingest_{partitions}_partitions"] = self._streams.rate(self._report, context, partitions)
             self._jobs_a_second(context)
             return rates
         finally:
@@ -113,8 +159,8 @@ class _Bench:
 
         began = time.perf_counter()
         with ThreadPoolExecutor(_JOBS_AT_ONCE) as pool:
-            list(pool.map(lambda _: run_tasks(context, 1, nothing, "an empty job failed"), range(_JOBS)))
-        self._report.figures["jobs_per_s"] = _JOBS / (time.perf_counter() - began)
+            list(pool.map(lambda _: run_tasks(context, 1, nothing, "an empty job failed"), range(self._jobs)))
+        self._report.figures["jobs_per_s"] = self._jobs / (time.perf_counter() - began)
 
     def _rate(self, work: Callable[[SubscriptionSpec], bool]) -> float:
         paths = [self._folder / f"received-{n}" for n in range(_SUBSCRIPTIONS)]
@@ -132,9 +178,38 @@ class _Bench:
             path.unlink()
         return _SUBSCRIPTIONS * self._log.rows / seconds
 
-    def _spec(self, number: int, receiver: ReceiverProcess) -> SubscriptionSpec:
+    def _subscriptions_rate(self, deliverer: SparkDeliverer) -> float:
+        """A stream for each of the subscriptions, which share as many jobs as there are receivers."""
+        paths, count = [self._folder / f"received-{n}" for n in range(_SUBSCRIPTIONS)], self._wide.streams
+        with ExitStack() as stack:
+            receivers = [stack.enter_context(ReceiverProcess(path, _LATE_S)) for path in paths]
+            secret = self._box.seal(new_secret())
+            specs = [self._spec(n, receivers[n % len(receivers)], secret, f"orders_{n}") for n in range(count)]
+
+            def deliver(job: int) -> bool:
+                mine = [self._wide.assignment(spec) for spec in specs[job :: len(receivers)]]
+                return all(o.fate is Fate.DONE for o in deliverer.deliver(mine, DeliveryOptions(historical=True)))
+
+            began = time.perf_counter()
+            with ThreadPoolExecutor(len(receivers)) as pool:
+                if not all(pool.map(deliver, range(len(receivers)))):
+                    raise EvermarkError("a delivery was not done", hint="see spark.log")
+            seconds = time.perf_counter() - began
+        seen = [ident for path in paths for ident in _IDENT.findall(path.read_bytes())]
+        self._report.lost += self._wide.rows - len(set(seen)) + len(seen) - len(set(seen))
+        for path in paths:
+            path.unlink()
+        return self._wide.rows / seconds
+
+    def _spec(
+        self, number: int, receiver: ReceiverProcess, secret: str | None = None, stream: str | None = None
+    ) -> SubscriptionSpec:
         return SubscriptionSpec(
-            f"r{number}", receiver.url, (self._box.seal(new_secret()),), allow_networks=("127.0.0.0/8",)
+            f"r{number}",
+            receiver.url,
+            (secret or self._box.seal(new_secret()),),
+            streams=() if stream is None else (stream,),
+            allow_networks=("127.0.0.0/8",),
         )
 
 
@@ -142,20 +217,28 @@ def run(scale: float, folder: Path) -> Report:
     report = Report()
     os.environ["JAVA_HOME"] = str(ensure_java(folder / "java"))
     log = _Log(folder / "log", max(500, int(_EVENTS * scale)))
+    wide = _Log(folder / "wide", max(_MANY_SUBSCRIPTIONS, int(4 * _MANY_SUBSCRIPTIONS * scale)), _MANY_SUBSCRIPTIONS)
     env = {name: os.environ[name] for name in ("PATH", "PYTHONPATH", "HOME") if name in os.environ}
     (folder / "cluster").mkdir()
     rates: dict[str, list[float]] = {}
-    with spark_cluster(folder / "cluster", cores=1, env=env) as cluster:
+    late = [{"fault": "late", "op": op, "seconds": _LATE_S} for op in ("miniblocks", "stream")]
+    with ExitStack() as stack:
+        node = stack.enter_context(Node(folder / "node", "--seal-events", "10", "--page-blocks", "5", faults=late))
+        streams = _Streams(folder / "streams", node, max(4_000, int(_BLOCK_EVENTS * scale)))
+        stack.callback(streams.close)
+        cluster = stack.enter_context(spark_cluster(folder / "cluster", cores=1, env=env))
         for worker in cluster.workers:
             worker.start()
-        bench = _Bench(report, folder, cluster, log)
+        bench = _Bench(report, folder, cluster, log, wide, streams, max(_JOBS // 5, int(_JOBS * scale)))
         for _ in range(2 if scale >= 1 else 1):
             for executors in (1, 2):
-                replayed, caught_up = bench.on(executors)
-                say(f"{executors} executors: replay {replayed:,.0f}/s, catching up {caught_up:,.0f}/s")
-                rates.setdefault(f"replay_{executors}", []).append(replayed)
-                rates.setdefault(f"deliver_{executors}", []).append(caught_up)
+                for what, rate in bench.on(executors).items():
+                    say(f"{executors} executors: {what} {rate:,.0f}/s")
+                    rates.setdefault(f"{what}_{executors}", []).append(rate)
     middle = {name: report.spread(f"{name}_per_s", found) for name, found in rates.items()}
-    report.ratios["two_cores_replay"] = middle["replay_2"] / middle["replay_1"]
-    report.ratios["two_cores_deliver"] = middle["deliver_2"] / middle["deliver_1"]
+    for what in ("replay", "deliver", "subscriptions"):
+        report.ratios[f"two_cores_{what}"] = middle[f"{what}_2"] / middle[f"{what}_1"]
+    most, one = f"ingest_{max(_PARTITIONS)}_partitions", f"ingest_{min(_PARTITIONS)}_partitions"
+    report.ratios["two_cores_ingest"] = middle[f"{most}_2"] / middle[f"{most}_1"]
+    report.ratios["partitions_16"] = middle[f"{most}_2"] / middle[f"{one}_2"]
     return report

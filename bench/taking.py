@@ -25,13 +25,13 @@ from evermark.sources.base import Limit, Source
 from evermark.state.connection import State
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark import SparkContext
 
 _WATCHDOG_S = 600.0
 
 
 def drain(
-    spark: SparkSession,
+    context: SparkContext,
     state: State,
     source: Source,
     name: str,
@@ -39,7 +39,9 @@ def drain(
     events: int,
     start: str | None = None,
 ) -> tuple[float, list[str]]:
-    """Seconds from the start of the query to the last event durable in the log; and the ids in the log."""
+    """Seconds from the start of the query to the last event durable in the log; and the ids in the log. With `start`,
+    which is a position of its only partition, from there on.
+    """
     from evermark.spark.job import written_by_tasks
 
     lease = PostgresLeases(state).acquire(source_lease(name), this_process("bench"), _WATCHDOG_S)
@@ -48,13 +50,13 @@ def drain(
     heads, checkpoints = PostgresHeads(state), PostgresCheckpoints(state)
     taker = Taker(name, lease.epoch, source, DeltaLog(log), LogReader(log), heads, checkpoints)
     began = time.perf_counter()
-    begun = taker.begin(0)
+    begun = {partition: taker.begin(partition) for partition in source.partitions()}
     if start is not None:
         checkpoints.delete(name, 0)  # of now: reading begins before it
-    start = start or begun.position
-    assert start is not None
-    source.check({0: start})
-    source.begin(0, start)
+    starts = {p: start or found.position or source.earliest(p) for p, found in begun.items()}
+    source.check(starts)
+    for partition, position in starts.items():
+        source.begin(partition, position)
     taken, ended = 0, 0.0
     runtime = Threads()
     over = runtime.wake()
@@ -68,8 +70,8 @@ def drain(
             over.set()
 
     of = ReadFrom(name, source, str(log))
-    reading = SourceReading(of, Limit(), runtime, partial(written_by_tasks, spark.sparkContext, of))
-    plan = ReadPlan({0: start}, {0: begun.batch}, {0: None})
+    reading = SourceReading(of, Limit(), runtime, partial(written_by_tasks, context, of))
+    plan = ReadPlan(starts, {p: found.batch for p, found in begun.items()}, dict.fromkeys(starts))
     too_late.start()
     failed = reading.run(plan, taker, on_taken, [over])
     too_late.cancel()

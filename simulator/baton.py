@@ -299,6 +299,6 @@ class BatonRuntime:
     def spawn(self, name: str, work: Callable[[], object]) -> SimTask:
         return SimTask(self.baton, self.baton.spawn(f"{self.process.name} {name}", self.process, work))
 
-    def loop(self, name: str, steps: Steps[object], *, heavy: bool = False) -> SimTask:
+    def loop(self, name: str, steps: Steps[object], *, heavy: bool = False, urgent: bool = False) -> SimTask:
         """In a simulated thread of its own: who runs when is chosen by the seed all the same."""
         return self.spawn(name, lambda: run_through(self, steps))

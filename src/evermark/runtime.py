@@ -36,13 +36,15 @@ T = TypeVar("T")
 _IDLE_S = 10.0
 
 # Threads that loops share. More are added when one that could go on has waited for so long: the others are in the
-# middle of something that takes its time. Many at once are more likely to want a processor than to wait for a server.
+# middle of something that takes its time. Where that is computing, of which a process can do one thing at a time, more
+# threads than some would only share it; where it is waiting for a server, each needs a thread of its own.
 _WORKERS = 4
 _WORKERS_SOON = 32
 _SOON_S = 0.05
 _WORKERS_MAX = 2_000
 _LATE_S = 1.0
-# Loops whose beginning is heavy begin a few at a time. One more is let in when none has begun for so long.
+_COMPUTING_SHARE = 0.7  # of one processor
+# Loops whose beginning is heavy begin a few at a time. One that takes longer than this does not hold up the next.
 _BEGIN_AT_ONCE = 4
 _FOR_EVER_S = 1e9
 
@@ -111,8 +113,9 @@ class Runtime(Protocol):
 
     def spawn(self, name: str, work: Callable[[], object]) -> Task: ...
 
-    def loop(self, name: str, steps: Steps[object], *, heavy: bool = False) -> LoopTask:
-        """Begin a loop. With `heavy`, what it does before its first pause may wait for the beginnings of others."""
+    def loop(self, name: str, steps: Steps[object], *, heavy: bool = False, urgent: bool = False) -> LoopTask:
+        """Begin a loop. With `heavy`, what it does before its first pause may wait for the beginnings of others. With
+        `urgent`, it goes before others that can go on: each of its steps is short."""
 
 
 def run_through(runtime: Runtime, steps: Steps[T]) -> T:
@@ -197,7 +200,9 @@ def _ours(wakes: Iterable[Wake]) -> list[_ThreadWake]:
 class _Loop:
     name: str
     steps: Steps[object]
-    begins: bool  # it is heavy, and has not come to its first pause
+    heavy: bool = False
+    urgent: bool = False
+    begun_at: float | None = None  # of a heavy one, while it has not come to its first pause
     pause: _LoopPause | None = None  # the last one
     over: _ThreadWake = field(default_factory=_ThreadWake)
     ended: threading.Event = field(default_factory=threading.Event)
@@ -242,16 +247,19 @@ class _Loops:
         self._heavy: deque[_Loop] = deque()
         self._due: list[tuple[float, int, _LoopPause]] = []
         self._numbers = itertools.count()
-        self._workers = self._free = self._beginning = 0
-        self._begun_at = self._stepped_at = self._grown_at = 0.0
+        self._workers = self._free = 0
+        self._beginning: set[_Loop] = set()
+        self._begun_at = self._grown_at = 0.0
+        self._used = (0.0, 0.0)  # when the processor was looked at, and what this process had of it until then
+        self._is_computing = False
 
-    def begin(self, name: str, steps: Steps[object], *, heavy: bool) -> _Loop:
-        loop = _Loop(name, steps, heavy)
+    def begin(self, name: str, steps: Steps[object], *, heavy: bool, urgent: bool) -> _Loop:
+        loop = _Loop(name, steps, heavy, urgent)
         with self._lock:
             if heavy:
                 self._heavy.append(loop)
             else:
-                self._ready.append((time.monotonic(), loop))
+                self._can_go_on(loop)
             self._have_it_done()
         return loop
 
@@ -264,8 +272,15 @@ class _Loops:
 
     def _end(self, pause: _LoopPause) -> None:
         if pause.armed and not pause.over:
-            self._ready.append((time.monotonic(), pause.loop))
+            self._can_go_on(pause.loop)
         pause.over = True
+
+    def _can_go_on(self, loop: _Loop) -> None:
+        since = (time.monotonic(), loop)
+        if loop.urgent:
+            self._ready.appendleft(since)
+        else:
+            self._ready.append(since)
 
     def _have_it_done(self) -> None:
         can_go_on = len(self._ready) + bool(self._heavy and self._may_begin())
@@ -278,30 +293,41 @@ class _Loops:
             self._look_at(time.monotonic() + _LATE_S)
 
     def _may_begin(self) -> bool:
-        return self._beginning < _BEGIN_AT_ONCE or time.monotonic() - self._begun_at > _LATE_S
+        now = time.monotonic()
+        young = sum(now - (loop.begun_at or 0.0) < _LATE_S for loop in self._beginning)
+        return young < _BEGIN_AT_ONCE
 
     def _add_worker(self) -> None:
+        try:
+            self._spawn("loops", self._serve)
+        except RuntimeError:  # the machine has no thread to spare: the clock tries again
+            return
         self._workers += 1
-        self._spawn("loops", self._serve)
 
     def _look_at(self, at: float) -> None:
         """The clock looks then, or before."""
         if self._tick_at is None:
             self._tick_at = at
-            self._spawn("loops clock", self._run_clock)
+            try:
+                self._spawn("loops clock", self._run_clock)
+            except RuntimeError:  # as above; who next waits for something tries again
+                self._tick_at = None
         elif at < self._tick_at:
             self._tick_at = at
             self._tick.notify()
 
     def _grow(self, now: float) -> None:
-        """Loops that can go on have waited: are the threads busy, or do they wait for a server?"""
-        waited_s = now - self._ready[0][0] if self._ready else 0.0
+        """Loops that can go on have waited: do the threads compute, or do they wait for a server?"""
+        waited_s = max((now - since for since, _ in self._ready), default=0.0)
         if self._heavy and self._may_begin() and not self._free:
             waited_s = max(waited_s, now - self._begun_at)
-        every_s = _LATE_S if now - self._stepped_at < _LATE_S else _SOON_S
-        soon = self._workers < _WORKERS_SOON and waited_s >= _SOON_S
-        late = self._workers < _WORKERS_MAX and waited_s >= _LATE_S and now - self._grown_at >= every_s
-        if soon or late:
+        looked_at, used_s = self._used
+        if now - looked_at >= 4 * _SOON_S:
+            self._used = (now, time.process_time())
+            self._is_computing = self._used[1] - used_s > _COMPUTING_SHARE * (now - looked_at)
+        few = self._workers < _WORKERS_SOON or not self._is_computing
+        late = waited_s >= _LATE_S and now - self._grown_at >= _LATE_S
+        if self._workers < _WORKERS_MAX and waited_s >= _SOON_S and (few or late):
             self._grown_at = now
             self._add_worker()
 
@@ -319,9 +345,10 @@ class _Loops:
             self._free -= 1
         if self._ready:
             return self._ready.popleft()[1]
-        self._beginning += 1
-        self._begun_at = time.monotonic()
-        return self._heavy.popleft()
+        loop = self._heavy.popleft()
+        loop.begun_at = self._begun_at = time.monotonic()
+        self._beginning.add(loop)
+        return loop
 
     # threads
 
@@ -364,11 +391,10 @@ class _Loops:
         try:
             asked = next(loop.steps, None)
         finally:
-            with self._lock:
-                self._stepped_at = time.monotonic()
-                if loop.begins:
-                    loop.begins = False
-                    self._beginning -= 1
+            if loop.begun_at is not None:
+                with self._lock:
+                    loop.begun_at = None
+                    self._beginning.discard(loop)
                     self._have_it_done()
             if asked is None:
                 loop.ended.set()
@@ -383,7 +409,7 @@ class _Loops:
         with self._lock:
             pause.armed = True
             if pause.over:  # a wake was set already
-                self._ready.append((time.monotonic(), loop))
+                self._can_go_on(loop)
                 self._have_it_done()
             elif asked.seconds < _FOR_EVER_S:
                 due = time.monotonic() + max(0.0, asked.seconds)
@@ -437,8 +463,8 @@ class Threads:
         tasks.put(task)
         return task
 
-    def loop(self, name: str, steps: Steps[object], *, heavy: bool = False) -> LoopTask:
-        return self._loops.begin(name, steps, heavy=heavy)
+    def loop(self, name: str, steps: Steps[object], *, heavy: bool = False, urgent: bool = False) -> LoopTask:
+        return self._loops.begin(name, steps, heavy=heavy, urgent=urgent)
 
     def _serve(self, tasks: SimpleQueue[_ThreadTask]) -> None:
         while (task := self._next(tasks)) is not None:

@@ -76,7 +76,9 @@ class LagOf:
 
 
 class Askers:
-    """Threads that ask, so many at a time; who has no answer yet after a second is not counted any more."""
+    """Threads that ask, so many at a time; who has no answer yet after a second is not counted any more: another one
+    asks in its place.
+    """
 
     def __init__(self, clock: Clock, at_once: int = ASKED_AT_ONCE_MAX) -> None:
         self._clock, self._at_once = clock, at_once
@@ -89,13 +91,18 @@ class Askers:
         """Soon, in a thread. Raises `RuntimeError` where the machine has none to spare."""
         with self._lock:
             self._waiting.append((name, ask))
+        self.go_on()
+
+    def go_on(self) -> None:
+        """One more asks, where something waits and those who ask have been waiting for an answer themselves."""
+        with self._lock:
             asking = sum(self._clock() - began < FRESH_S for began in self._since.values())
-            if asking >= self._at_once:
+            if not self._waiting or asking >= self._at_once:
                 return
             number = next(self._numbers)
             self._since[number] = self._clock()
         try:
-            threading.Thread(target=self._run, args=(number,), name=f"look {name}", daemon=True).start()
+            threading.Thread(target=self._run, args=(number,), name="look", daemon=True).start()
         except RuntimeError:
             with self._lock:
                 del self._since[number]
@@ -155,7 +162,7 @@ class Look:
         self._clock = clock
         self._changed = threading.Condition()
         self._answered = float("-inf")
-        self._made = clock()
+        self._asked: float | None = None  # since when a question is really asked, and not answered
         self._running: list[float] = []  # when each question that has no answer yet was asked
 
     def begin(self) -> None:
@@ -176,13 +183,18 @@ class Look:
         with self._changed:
             while self._clock() - self._answered >= self._fresh_s:
                 left = until - self._clock()
-                if left <= 0 or not self._changed.wait(left):
+                if left <= 0 or (not self._changed.wait(min(left, FRESH_S)) and self._clock() >= until):
                     break
-            silent_s = self._clock() - max(self._answered, self._made)
-            if silent_s >= OVERDUE_S or (self._answered < self._made and silent_s >= WAIT_S):
+                with suppress(RuntimeError):  # the machine has no thread to spare
+                    self._askers.go_on()
+            silent_s = self._clock() - self._asked if self._asked is not None else 0.0
+            if silent_s >= (WAIT_S if self._answered == float("-inf") else OVERDUE_S):
                 self._late(silent_s)
 
     def _look(self, began: float) -> None:
+        with self._changed:
+            if self._asked is None:
+                self._asked = self._clock()
         try:
             self._ask()
         except Exception as error:  # noqa: BLE001 - asked again; that there is no answer is said soon
@@ -190,7 +202,7 @@ class Look:
             self._ended(began)
             return
         with self._changed:
-            self._answered = self._clock()
+            self._answered, self._asked = self._clock(), None
             self._changed.notify_all()
         self._ended(began)
 

@@ -89,7 +89,7 @@ class HeldLease:
         self._changed = self.runtime.wake()
         if self.share is not None:
             self.share.watch(self._changed)
-        self._task = self.runtime.loop(f"lease {self.lease.name}", self._renew())
+        self._task = self.runtime.loop(f"lease {self.lease.name}", self._renew(), urgent=True)
 
     def close(self) -> None:
         run_through(self.runtime, self.closing())

@@ -57,17 +57,17 @@ set instance = %(instance)s, host = %(host)s, boot = %(boot)s, pid = %(pid)s, st
 where name = %(name)s
 """
 
-_OURS = "leases l join unnest(%s::text[], %s::bigint[]) as given (name, epoch) using (name, epoch)"
+_GIVEN = "leases l join unnest(%s::text[], %s::bigint[]) as given (name, epoch) using (name, epoch)"
 # Locked in one order by all: so nobody waits for each other.
 _RENEW = f"""
 with mine as materialized (
-    select l.name from {_OURS} where l.instance is not null order by l.name for no key update of l {{how}}
+    select l.name from {_GIVEN} where l.instance is not null order by l.name for no key update of l {{how}}
 )
 update leases l set expires_at = clock_timestamp() + make_interval(secs => %s) from mine where l.name = mine.name
 returning l.name, l.epoch
 """
 _RENEW_WAITING, _RENEW_FREE = _RENEW.format(how=""), _RENEW.format(how="skip locked")
-_STILL_OURS = f"select l.name, l.epoch from {_OURS} where l.instance is not null"
+_STILL_OURS = f"select l.name, l.epoch from {_GIVEN} where l.instance is not null"
 _LOCKED_SHARE = 0.1  # of a lease's time, how long one that is locked is waited for
 _LOCK_TIMEOUT = "select set_config('lock_timeout', %s, true)"
 

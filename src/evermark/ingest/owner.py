@@ -300,6 +300,7 @@ class SourceOwner:
             return _excused({blamed: error}, resumes)
         self.news.reading(active)
         self._log.info("reading", partitions=list(active))
+        yield Pause(0.0)  # it has begun: what others need to begin is theirs now, however much there is to read here
         if any_set(ends):
             return {}
         plan = ReadPlan(starts, {p: r.batch for p, r in resumes.items()}, {p: r.repeats_to for p, r in resumes.items()})

@@ -37,7 +37,7 @@ _ASK_EVERY_S = 0.1
 _FEED_BACKOFF_MAX_S = 60.0
 
 # Of more sources than seats only those that had news within this time wait for more; others are asked at a pace.
-SEATS = 16
+SEATS = 64
 _RECENT_S = 10.0
 _LONG_IDLE_S = 60.0
 _PACE_SHARE = 0.1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -143,7 +144,10 @@ def test_a_lease_is_not_renewed_through_a_state_that_was_closed(pg_server: Postg
 class TestRenewedTogether(TestPostgresLeases):
     @pytest.fixture
     def leases(self, state: State, gone: set[Holder]) -> LeaseStore:
-        return RenewedTogether(PostgresLeases(state, is_gone=gone.__contains__))
+        # Time that passes: a lease that was renewed a moment ago is not renewed again.
+        return RenewedTogether(
+            PostgresLeases(state, is_gone=gone.__contains__), itertools.count(0.0, 60.0 / 8).__next__
+        )
 
     def test_many_are_renewed_by_one_statement_and_those_of_others_are_not(
         self, leases: LeaseStore, state: State, let_expire: Callable[[str], None]

@@ -11,6 +11,7 @@ import pytest
 from evermark.app.source_lag import (
     FRESH_S,
     OVERDUE_S,
+    WAIT_S,
     Askers,
     LagOf,
     Look,
@@ -278,6 +279,9 @@ def test_a_source_that_hangs_is_said_to_and_threads_do_not_pile_up(clock: Clock)
     look.begin()
     until(lambda: look._answered == clock.now, "it answered")
     asked.gate.clear()
+    clock.now += FRESH_S
+    look.begin()
+    until(lambda: look._asked == clock.now, "it is asked")
     for _ in range(20):
         clock.now += OVERDUE_S / 2
         look.begin()
@@ -302,6 +306,7 @@ def test_a_source_that_has_never_answered_is_said_to_after_the_first_wait(clock:
     board.put("shop", 0, PartitionHealth.HEALTHY)
     waiting = Look("shop", asked, look.late, clock)
     waiting.begin()
+    until(lambda: asked.count == 1, "it is asked")
     clock.now += 3.0
     waiting.wait(clock.now)
     found = board.partitions()["shop/0"]
@@ -332,6 +337,27 @@ def test_of_many_sources_few_are_asked_at_once_and_one_that_hangs_is_not_waited_
     assert len([thread for thread in threading.enumerate() if thread.name.startswith("look many")]) <= 2
     hanging.gate.set()
     until(lambda: not askers._since, "all have ended")
+
+
+def test_behind_many_that_hang_a_healthy_source_is_asked_and_not_said_to_be_silent(clock: Clock) -> None:
+    """GIVEN as many sources that hang as are asked at once, and one behind them WHEN health is asked for once more, a
+    second later THEN it has been asked; and it was never said to be silent, which it was not."""
+    askers, hanging, well = Askers(clock, at_once=3), [Asked() for _ in range(3)], Asked()
+    for each in hanging:
+        each.gate.clear()
+    looks = [Look("", each, each.late.append, clock, askers) for each in (*hanging, well)]
+    for look in looks:
+        look.begin()
+    until(lambda: all(each.count for each in hanging), "they hang")
+    clock.now += WAIT_S + 1
+    looks[-1].wait(clock.now + 0.001)
+    until(lambda: well.count == 1, "it is asked")
+    until(lambda: looks[-1]._answered == clock.now, "it answered")
+    for look in looks:
+        look.wait(clock.now)
+    assert well.late == [] and all(each.late for each in hanging)
+    for each in hanging:
+        each.gate.set()
 
 
 def test_rows_of_all_sources_are_looked_up_together_and_kept_for_a_moment(clock: Clock) -> None:
