@@ -36,14 +36,15 @@ T = TypeVar("T")
 _IDLE_S = 10.0
 
 # Threads that loops share. More are added when one that could go on has waited for so long: the others are in the
-# middle of something that takes its time. Where that is computing, of which a process can do one thing at a time, more
-# threads than some would only share it; where it is waiting for a server, each needs a thread of its own.
+# middle of something that takes its time. Many at once are more likely to want a processor than to wait for a server,
+# so there are not many: but one that has been in the middle of a step for long is not counted, it hangs.
 _WORKERS = 4
 _WORKERS_SOON = 32
 _SOON_S = 0.05
+_HANGS_S = 0.25
+_ADDED_AT_ONCE = 4
 _WORKERS_MAX = 2_000
 _LATE_S = 1.0
-_COMPUTING_SHARE = 0.7  # of one processor
 # Loops whose beginning is heavy begin a few at a time. One that takes longer than this does not hold up the next.
 _BEGIN_AT_ONCE = 4
 _FOR_EVER_S = 1e9
@@ -250,8 +251,7 @@ class _Loops:
         self._workers = self._free = 0
         self._beginning: set[_Loop] = set()
         self._begun_at = self._grown_at = 0.0
-        self._used = (0.0, 0.0)  # when the processor was looked at, and what this process had of it until then
-        self._is_computing = False
+        self._steps: dict[int, float] = {}  # by thread, since when each is in the middle of a step
 
     def begin(self, name: str, steps: Steps[object], *, heavy: bool, urgent: bool) -> _Loop:
         loop = _Loop(name, steps, heavy, urgent)
@@ -317,19 +317,18 @@ class _Loops:
             self._tick.notify()
 
     def _grow(self, now: float) -> None:
-        """Loops that can go on have waited: do the threads compute, or do they wait for a server?"""
+        """Loops that can go on have waited."""
         waited_s = max((now - since for since, _ in self._ready), default=0.0)
         if self._heavy and self._may_begin() and not self._free:
             waited_s = max(waited_s, now - self._begun_at)
-        looked_at, used_s = self._used
-        if now - looked_at >= 4 * _SOON_S:
-            self._used = (now, time.process_time())
-            self._is_computing = self._used[1] - used_s > _COMPUTING_SHARE * (now - looked_at)
-        few = self._workers < _WORKERS_SOON or not self._is_computing
-        late = waited_s >= _LATE_S and now - self._grown_at >= _LATE_S
-        if self._workers < _WORKERS_MAX and waited_s >= _SOON_S and (few or late):
-            self._grown_at = now
-            self._add_worker()
+        hanging = sum(now - since >= _HANGS_S for since in self._steps.values())
+        wanted = min(_WORKERS_SOON, self._workers - hanging + _ADDED_AT_ONCE) + hanging - self._workers
+        if wanted <= 0 and waited_s >= _LATE_S and now - self._grown_at >= _LATE_S:
+            wanted = 1
+        if waited_s >= _SOON_S:
+            for _ in range(min(wanted, len(self._ready) + len(self._heavy), _WORKERS_MAX - self._workers)):
+                self._grown_at = now
+                self._add_worker()
 
     def _next(self) -> _Loop | None:
         """A loop that can go on, those that have begun first; None: there has been none for a while."""
@@ -370,16 +369,20 @@ class _Loops:
                 self._tick.wait(max(0.0, self._tick_at - now))
 
     def _serve(self) -> None:
+        me = threading.get_ident()
         try:
             while True:
                 with self._lock:
+                    self._steps.pop(me, None)
                     loop = self._next()
-                if loop is None:
-                    return
+                    if loop is None:
+                        return
+                    self._steps[me] = time.monotonic()
                 threading.current_thread().name = loop.name
                 self._step(loop)
         finally:
             with self._lock:
+                self._steps.pop(me, None)
                 self._workers -= 1
 
     def _step(self, loop: _Loop) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from evermark import runtime as module
-from evermark.runtime import Pause, Runtime, Steps, Threads, Wake
+from evermark.runtime import Pause, Runtime, Steps, Task, Threads, Wake
 from evermark.testing.contracts.runtime import LONG_S, Run, RuntimeContract
 from evermark.testing.until import until
 from simulator.baton import Baton, BatonRuntime, Process
@@ -113,7 +113,7 @@ def test_loops_that_hang_hold_up_no_neighbour() -> None:
         seen.append(time.monotonic())
 
     well = runtime.loop("well", neighbour())
-    hanging = [runtime.loop(f"hangs {n}", hangs(), heavy=n % 2 == 0) for n in range(3 * module._WORKERS)]
+    hanging = [runtime.loop(f"hangs {n}", hangs(), heavy=n % 8 == 0) for n in range(4 * module._WORKERS_SOON)]
     late = runtime.loop("begins", neighbour(), heavy=True)
     began = time.monotonic()
     news.set()
@@ -122,6 +122,43 @@ def test_loops_that_hang_hold_up_no_neighbour() -> None:
     assert seen[0] - began < LONG_S / 4
     gate.set()
     assert all(task.join(LONG_S) for task in hanging)
+
+
+def test_an_urgent_loop_goes_before_those_that_wait_for_a_thread() -> None:
+    """GIVEN a thousand loops that can go on WHEN an urgent one can, too THEN it does not wait for all of them."""
+    runtime, news, order = Threads(), Threads().wake(), list[str]()
+
+    def loop(name: str) -> Steps[None]:
+        yield Pause(LONG_S, (news,))
+        time.sleep(0.002)
+        order.append(name)
+
+    tasks = [runtime.loop("many", loop("many")) for _ in range(1_000)]
+    tasks.append(runtime.loop("lease", loop("urgent"), urgent=True))
+    until(lambda: runtime._loops._free == runtime._loops._workers and len(runtime._loops._due) == 1_001, "all wait")
+    news.set()
+    assert all(task.join(LONG_S) for task in tasks)
+    assert order.index("urgent") < 500
+
+
+def test_where_no_thread_can_be_started_loops_go_on_when_one_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    """GIVEN a machine without threads to spare WHEN a loop is begun, and a wake set THEN nothing fails; and WHEN there
+    are some again THEN it goes on."""
+    runtime, over, begun = Threads(), Threads().wake(), list[int]()
+    spawn, spare = runtime.spawn, threading.Event()
+
+    def spawned(name: str, work: Callable[[], object]) -> Task:
+        if not spare.is_set():
+            raise RuntimeError("can't start new thread")
+        return spawn(name, work)
+
+    monkeypatch.setattr(runtime._loops, "_spawn", spawned)
+    first = runtime.loop("first", waiting(runtime, over, begun))
+    over.set()
+    assert not begun
+    spare.set()
+    second = runtime.loop("second", waiting(runtime, over, begun))
+    assert first.join(LONG_S) and second.join(LONG_S)
 
 
 def test_heavy_beginnings_are_few_at_a_time_and_loops_that_have_begun_go_first() -> None:
