@@ -311,12 +311,12 @@ class SimPieces:
     def fed(self, partition: int, feed: Any) -> Fed | None:
         if partition == self._partitions[0]:
             self.begin_batch(self._partitions)
-        try:
-            found: Fed | None = feed.next()
-        except EvermarkError:
-            self._reports.clear()  # what other feeds have sent is left, too: the source is asked for all of it
-            raise
+        found: Fed | None = feed.next()
         return found
+
+    def leave(self) -> None:
+        """One feed failed: what others have sent is left, too, and the source is asked for all of it."""
+        self._reports.clear()
 
     def feed(self, partition: int, feed: object) -> _WatchedFeed:
         landed = ports.feed_landed(self._instance.world.truth, self.name, partition)
@@ -364,6 +364,7 @@ class _WatchedFeed:
 
     def close(self) -> None:
         """Not an effect: who is stopped in the middle of it has not even closed it."""
+        self.pieces.leave()
 
 
 class _Watched:

@@ -70,6 +70,7 @@ class Membership:
         self._found: frozenset[str] = frozenset()  # the share by the last look
         self._others = 0  # instances that live
         self._on_share: Callable[[frozenset[str] | None], None] = lambda _: None
+        self.on_seen: Callable[[], None] = lambda: None  # told when the others were looked at
         self.on_left: Callable[[frozenset[str]], None] = lambda _: None  # told which leases no instance is to take
         self._lock = threading.Lock()
         self._looking = threading.RLock()
@@ -134,6 +135,7 @@ class Membership:
         if self._drained:
             self.on_left(left_by_all(self._leases, members))
         found = share_of(self.name, members, self._rows())
+        self.on_seen()
         self._others = sum(member.lives for name, member in members.items() if name != self.name)
         # What is to be handed over is kept for one more look: by then the others know, and wait for it.
         share = found | ((self.share or frozenset()) & self._found)
