@@ -24,7 +24,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from queue import Empty, SimpleQueue
@@ -281,14 +281,15 @@ class _Loops:
         return self._beginning < _BEGIN_AT_ONCE or time.monotonic() - self._begun_at > _LATE_S
 
     def _add_worker(self) -> None:
-        self._workers += 1
-        self._spawn("loops", self._serve)
+        with suppress(RuntimeError):  # the machine has no thread to spare just now: those that there are go on
+            self._spawn("loops", self._serve)
+            self._workers += 1
 
     def _look_at(self, at: float) -> None:
         """The clock looks then, or before."""
         if self._tick_at is None:
-            self._tick_at = at
             self._spawn("loops clock", self._run_clock)
+            self._tick_at = at
         elif at < self._tick_at:
             self._tick_at = at
             self._tick.notify()
