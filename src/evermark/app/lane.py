@@ -34,7 +34,7 @@ from evermark.delivery.work import Assignment, DeliveryOptions, Result, Span, fo
 from evermark.errors import EngineError, EvermarkError
 from evermark.ingest.owner import LIMITS as INGEST_LIMITS
 from evermark.ingest.pieces import Piece, ReadFrom
-from evermark.ingest.reading import Seats
+from evermark.ingest.reading import SEATS, Seats
 from evermark.ingest.repair.steps import FoundFile, RepairTarget
 from evermark.ingest.repair.watch import RecoveryWatch
 from evermark.log.read import FileRange
@@ -54,6 +54,10 @@ DELIVERY = "delivery"  # the part of a lane that is no source
 _LOOK_EVERY_S = 0.5
 # A lane that is told to stop before it is ready does so when it is.
 _VETTING_S_MAX = 20.0
+_WARMING_S_MAX = 20.0
+# Of many sources a few at a time pass on to the next lane, which begins a few at a time: none waits for all others.
+_PASSED_ON_AT_ONCE = 4
+_PASS_ON_EVERY_S = 0.2
 _DRAIN_LOOK_S = 0.02
 Order = tuple[Any, ...]  # BEGIN with the names of parts; RENEW; STOP; HURRY; TAKEN with a span; SHARE with leases
 _DRIVER_GONE = 70  # exit code
@@ -280,7 +284,10 @@ class _Lane:
         threading.excepthook = lambda args: dead.append(
             f"the thread {args.thread and args.thread.name} ended: {type(args.exc_value).__name__}: {args.exc_value}"
         )
+        deadline = time.monotonic() + _WARMING_S_MAX
         for works in self._works:
+            if time.monotonic() > deadline:
+                break  # of very many sources the rest is opened when they are ours
             with suppress(Exception):  # met again, and said, when the source is ours
                 works.warm()
         self._vet_beforehand()
@@ -328,6 +335,7 @@ class _Lane:
                     self._shut_down()
                     return
             if renewed and self._delivery.drained():
+                self._pass_on()
                 self._shut_down()
                 return
             dead += [f"the thread {part} ended" for part in self._begun if self._parts[part].join(0.0)]
@@ -342,6 +350,26 @@ class _Lane:
         if part not in self._begun:
             self._begun.add(part)
             self._parts[part].start(lambda: self._end.tell_now("lane", LET_GO, part))
+
+    def _pass_on(self) -> None:
+        """Let go of sources by and by, while the next lane begins with them; told to stop meanwhile, of all at once."""
+        left = list(self._sources) if len(self._sources) > SEATS else []
+        go_on_at = 0.0
+        while left:
+            with suppress(queue.Empty):
+                order, *parts = self._orders.get(timeout=max(0.0, go_on_at - time.monotonic()))
+                if order == TAKEN:
+                    self._delivery.on_told(*parts)
+                elif order == SHARE:
+                    self._share.set(*parts)
+                elif order in (STOP, HURRY):
+                    self._hurry = order == HURRY
+                    return
+            if time.monotonic() >= go_on_at:
+                for runner in left[:_PASSED_ON_AT_ONCE]:
+                    runner.stop()
+                del left[:_PASSED_ON_AT_ONCE]
+                go_on_at = time.monotonic() + _PASS_ON_EVERY_S
 
     def _shut_down(self) -> None:
         """Stop consuming, flush, checkpoint, let go of the leases; told to hurry, do not wait."""

@@ -180,6 +180,7 @@ class Candidate:
         on_error: Callable[[EvermarkError], None] = lambda _: None,
         others: Sequence[str] = (),
     ) -> HeldLease | None:
+        """As `acquiring`, in the caller's thread."""
         return run_through(self.runtime, self.acquiring(name, stopping, on_standby, on_error, others))
 
     def acquiring(

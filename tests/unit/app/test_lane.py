@@ -5,11 +5,14 @@ from __future__ import annotations
 import queue
 import threading
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from evermark.app.lane import BEGIN, HURRY, EndTimes, Order, _Lane
+from evermark.app import lane as module
+from evermark.app.lane import BEGIN, HURRY, STOP, TAKEN, EndTimes, Order, _Lane
+from evermark.ingest.reading import SEATS
 from evermark.observe.logging import get_logger
 
 LATER = time.monotonic() + 3600.0
@@ -79,3 +82,33 @@ def test_s9_an_end_takes_as_long_as_its_time_outs_and_no_longer(end: EndTimes, l
     assert told == ["shop", "chat", "delivery"]
     assert least_s <= time.monotonic() - began < least_s + 5.0
     assert end.in_all_s >= least_s
+
+
+def passing_on(count: int, *orders: Order) -> tuple[Any, list[str], list[object]]:
+    told: list[str] = []
+    heard: list[object] = []
+    lane: Any = stopping(*orders)
+    lane._sources = [Never(f"s{n}", told) for n in range(count)]
+    lane._delivery = SimpleNamespace(on_told=heard.append)
+    return lane, told, heard
+
+
+def test_of_many_sources_a_few_at_a_time_pass_on_to_the_next_lane(monkeypatch: pytest.MonkeyPatch) -> None:
+    """GIVEN a lane with many sources WHEN the next lane takes over THEN they are let go of in groups, with pauses in
+    which it begins with them, and batches that others took are delivered meanwhile; few sources pass on together."""
+    monkeypatch.setattr(module, "_PASS_ON_EVERY_S", 0.01)
+    lane, told, heard = passing_on(SEATS + 5, (TAKEN, "a span"))
+    began = time.monotonic()
+    lane._pass_on()
+    assert told == [f"s{n}" for n in range(SEATS + 5)] and heard == ["a span"]
+    assert time.monotonic() - began >= (SEATS + 5) // module._PASSED_ON_AT_ONCE * 0.01
+    few, told, _ = passing_on(SEATS)
+    few._pass_on()
+    assert told == []
+
+
+def test_a_lane_that_is_told_to_stop_while_it_passes_on_lets_go_of_all_at_once() -> None:
+    """GIVEN sources that pass on WHEN the lane is told to stop THEN it does not go on group by group."""
+    lane, told, _ = passing_on(SEATS + 5, (STOP,))
+    lane._pass_on()
+    assert told == [] and not lane._hurry
