@@ -21,7 +21,7 @@ $(STAMP): pyproject.toml constraints.txt $(wildcard receiver/pyproject.toml)
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "2 of 3: packages into $(VENV), about 600 MB; \"Building wheel for pyspark\" takes a minute, the whole some minutes"
 	@$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt $(LOCAL)
-	@echo "3 of 3: an archive of Spark's classes, so that it starts sooner (half a minute)"
+	@echo "3 of 3: an archive of Spark's classes, so that it starts sooner (a minute)"
 	@$(BIN)/python -m evermark.spark.archive || echo "no class archive for Spark: starts take longer, nothing else"
 	@touch $@
 	@echo "ready"

@@ -6,9 +6,6 @@ import random
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pytest
-
-from evermark.log import kept_table
 from evermark.testing.chaos_oracle import copied_with_deaths, mended_with_deaths, walk
 from evermark.testing.oracle import OracleScene, places
 
@@ -19,12 +16,9 @@ _ROWS = 40
 _STEPS = 200
 
 
-def test_the_log_implies_what_a_native_subscriber_has(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_log_implies_what_a_native_subscriber_has(spark: SparkSession, tmp_path: Path) -> None:
     """GIVEN tables of all types with rows in them WHEN they are copied beside a random workload by a process that is
     killed, and their slot is lost while nobody reads THEN source, native subscriber and log have equal tables."""
-    monkeypatch.setattr(kept_table, "KEPT_FROM_ROWS", 0)
     seed = random.randrange(10**9)
     print(f"seed {seed}; the long version: make chaos ARGS='--oracle {seed}'")
     with places(tmp_path) as at, OracleScene(tmp_path, at, seed) as scene:

@@ -1,4 +1,4 @@
-"""The table that the events of one stream imply: step by step, each over the rows that the step before gave.
+"""The tables that events imply, one for each stream: step by step, each over the rows that the step before gave.
 
 Within a partition batches are in order, and positions within a batch. Between partitions the commits of one Postgres
 history are in order, and the ids of its events within a transaction; and so are the positions of a MongoDB deployment.
@@ -41,7 +41,7 @@ _PLACED = (
 _UNTOLD = (
     "op = 'update' and previous_key is null and key is not null and schema_version is not null"
     f" and position rlike '{_POSTGRES_POSITION}' and not (before <=>"
-    " lead(payload) over (partition by partition, key order by batch desc, position desc)) as untold"
+    " lead(payload) over (partition by stream, partition, key order by batch desc, position desc)) as untold"
 )
 _IMAGES = (
     "if(untold, from_json(payload, 'map<string,string>'), null) as new",
@@ -70,11 +70,11 @@ _LEFT_KEY = (
 
 # A truncate ends all rows before it; with several slots it is in one partition, and ends rows of the others, too.
 _TRUNCATES = """
-select partition, history, max(struct(batch, position)) as at, max(made) as made, max(moment) as moment
-from {events} where op = 'truncate' group by partition, history
+select stream, partition, history, max(struct(batch, position)) as at, max(made) as made, max(moment) as moment
+from {events} where op = 'truncate' group by stream, partition, history
 """
 _AFTER_TRUNCATES = """
-select /*+ broadcast(t) */ e.* from {events} as e left anti join {truncates} as t on case
+select /*+ broadcast(t) */ e.* from {events} as e left anti join {truncates} as t on t.stream = e.stream and case
     when t.partition = e.partition then t.at > struct(e.batch, e.position)
     when t.history = e.history then t.made > e.made
     else t.moment >= e.moment end
@@ -100,25 +100,26 @@ coalesce(if(moved and older_tx = tx and not older_gone and older_payload <> befo
 _OLDER = """
 select *, lead(tx) over by_key as older_tx, lead(gone) over by_key as older_gone,
        lead(payload) over by_key as older_payload
-from {marks} window by_key as (partition by partition, row_key order by batch desc, position desc)
+from {marks} window by_key as (partition by stream, partition, row_key order by batch desc, position desc)
 """
 _WHERE_GONE = f"select * from ({_OLDER}) where not {_IS_OTHER}"
 
 _NEWEST_HERE = """
 select * from (
-    select *, row_number() over (partition by partition, row_key order by batch desc, position desc) as newest_here
-    from {marks}
+    select *, row_number() over (
+        partition by stream, partition, row_key order by batch desc, position desc
+    ) as newest_here from {marks}
 ) where newest_here = 1
 """
 _NEWEST = """
-select key, op, payload, event_time, schema_version, event_id, position from (
+select stream, key, op, payload, event_time, schema_version, event_id, position from (
     select *, row_number() over (
-        partition by row_key order by if(one_history, made, null) desc nulls last, event_time desc nulls last, event_id
+        partition by stream, row_key
+        order by if(one_history, made, null) desc nulls last, event_time desc nulls last, event_id
     ) as newest from (
-        select *, count(*) over (partition by row_key) = count(history) over (partition by row_key)
-                  and min(history) over (partition by row_key) <=> max(history) over (partition by row_key)
-                  as one_history
-        from {newest_here}
+        select *, count(*) over of_key = count(history) over of_key
+                  and min(history) over of_key <=> max(history) over of_key as one_history
+        from {newest_here} window of_key as (partition by stream, row_key)
     )
 ) where newest = 1 and not gone
 """
@@ -126,12 +127,12 @@ select key, op, payload, event_time, schema_version, event_id, position from (
 # The same in steps, for a table that is kept (`kept_table.py`): rows of KEPT, one for each (partition, row key).
 # `keyed` and `raw` are what `_UNTOLD` and `_WHERE_GONE` ask of the events before; null: it is in the newest event.
 _KEPT_KEYED = """
-select partition, row_key as key, if(keyed is null, payload, keyed.payload) as payload,
+select '' as stream, partition, row_key as key, if(keyed is null, payload, keyed.payload) as payload,
        -1L as batch, '' as position, true as is_kept
 from {kept} where if(keyed is null, key is not null, keyed.known)
 """
 _KEPT_RAW = """
-select partition, row_key, if(raw is null, tx, raw.tx) as tx, if(raw is null, gone, raw.gone) as gone,
+select '' as stream, partition, row_key, if(raw is null, tx, raw.tx) as tx, if(raw is null, gone, raw.gone) as gone,
        if(raw is null, payload, raw.payload) as payload, false as moved, -1L as batch, '' as position, true as is_kept,
        if(gone, null, payload) as kept
 from {kept}
@@ -166,12 +167,22 @@ _FORGETTABLE = "gone and payload is null and raw is null and keyed is null"
 def implied_table(spark: SparkSession, events: DataFrame) -> DataFrame:
     """One row for each key that is still there: its newest image. `events`: inserts, updates, deletes, copied rows and
     truncates of one stream."""
+    return implied_tables(spark, _of_one_stream(events)).select(*TABLE)
+
+
+def implied_tables(spark: SparkSession, events: DataFrame) -> DataFrame:
+    """The same for the events of many streams, as one query; with `stream`."""
     placed = events.selectExpr("*", *_PLACED)
     standing = spark.sql(_AFTER_TRUNCATES, events=placed, truncates=spark.sql(_TRUNCATES, events=placed))
     marks = spark.sql(_WHERE_GONE, marks=spark.sql(_MARKS, events=_told(standing)))
     if _some_lack(events):
         marks = with_large_values(spark, marks, events)
     return spark.sql(_NEWEST, newest_here=spark.sql(_NEWEST_HERE, marks=marks))
+
+
+def _of_one_stream(events: DataFrame) -> DataFrame:
+    """Streams are told apart in every step: one that is alone needs no name."""
+    return events.selectExpr(*("'' as stream" if name == "stream" else f"`{name}`" for name in events.columns))
 
 
 def _some_lack(events: DataFrame) -> bool:
@@ -221,10 +232,11 @@ def kept_rows(
 
     No event may be a truncate, except that `truncates` has it. `few`: the events fit into every task's memory.
     """
+    events = _of_one_stream(events)
     standing = events.where("op <> 'truncate'").selectExpr("*", *_PLACED)
     if truncates:
         rows = spark.createDataFrame([tuple(vars(one).values()) for one in truncates], _TRUNCATES_SCHEMA).selectExpr(
-            "partition", "history", "struct(batch, position) as at", "struct(commit, event_id) as made",
+            "'' as stream", "partition", "history", "struct(batch, position) as at", "struct(commit, event_id) as made",
             "timestamp_micros(moment_us) as moment",
         )  # fmt: skip
         standing = spark.sql(_AFTER_TRUNCATES, events=standing, truncates=rows)
@@ -275,6 +287,6 @@ def without_forgettable(kept: DataFrame) -> DataFrame:
 def table_of(spark: SparkSession, kept: DataFrame, partitions: int) -> DataFrame:
     """The table, out of the rows of KEPT of all partitions."""
     if partitions > 1:
-        made = kept.selectExpr("*", "struct(substring(position, 1, 41) as commit, event_id) as made")
-        return spark.sql(_NEWEST, newest_here=made)
+        made = kept.selectExpr("*", "'' as stream", "struct(substring(position, 1, 41) as commit, event_id) as made")
+        return spark.sql(_NEWEST, newest_here=made).select(*TABLE)
     return kept.where("not gone").select(*TABLE)

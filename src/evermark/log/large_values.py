@@ -23,7 +23,7 @@ LACKS = f"exists(flags, flag -> startswith(flag, '{UNKNOWN}'))"
 
 # Keys under which images of a record stand that had another key before, or has another since.
 _CROSSED = f"""
-select distinct partition, explode(array(key, previous_key)) as row_key, true as crossed
+select distinct stream, partition, explode(array(key, previous_key)) as row_key, true as crossed
 from {{events}} where {LACKS} and previous_key is not null
 """
 
@@ -35,13 +35,13 @@ def with_large_values(spark: SparkSession, marks: DataFrame, events: DataFrame) 
     Marks may say of a row that is kept: `is_kept`, with its image in `kept`.
     """
     crossed = spark.sql(_CROSSED, events=events)
-    placed = marks.join(crossed, ["partition", "row_key"], "left").selectExpr(
+    placed = marks.join(crossed, ["stream", "partition", "row_key"], "left").selectExpr(
         *marks.columns, "crossed", "if(crossed, null, row_key) as alone"
     )
     # One task has all keys that share records; all others are side by side. A mark that says that a key was left is
     # told after the image under the new key, which is of the same event.
-    in_order = placed.repartition("partition", "alone").sortWithinPartitions(
-        "partition", "alone", "batch", "position", "moved"
+    in_order = placed.repartition("stream", "partition", "alone").sortWithinPartitions(
+        "stream", "partition", "alone", "batch", "position", "moved"
     )
     return in_order.mapInArrow(filling(), in_order.schema).drop("crossed", "alone")
 
@@ -51,7 +51,7 @@ def filling() -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     stand: the workers need not have this program.
     """
     filled, prefix = _merging(), UNKNOWN
-    names = ("partition", "alone", "row_key", "previous_key", "gone", "moved", "flags", "payload")
+    names = ("stream", "partition", "alone", "row_key", "previous_key", "gone", "moved", "flags", "payload")
 
     def nothing(batch: pa.RecordBatch) -> list[None]:
         return [None] * batch.num_rows
@@ -68,9 +68,9 @@ def filling() -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
             )
             payloads = columns[-1]
             for number, row in enumerate(zip(*columns, strict=True)):
-                partition, alone, row_key, left_key, gone, moved, flags, payload = row
-                if (partition, alone) != group:
-                    group, standing = (partition, alone), {}
+                stream, partition, alone, row_key, left_key, gone, moved, flags, payload = row
+                if (stream, partition, alone) != group:
+                    group, standing = (stream, partition, alone), {}
                 if is_kept[number]:
                     standing[row_key] = kept[number]
                 if is_kept[number] or dropped[number]:

@@ -12,8 +12,8 @@ from typing import Any
 from pyspark.sql import DataFrame
 
 from evermark.embedded.java import cache_folder, ensure_java
-from evermark.spark.home import adopt, archive_of, spark_home
-from evermark.spark.session import make_session
+from evermark.spark.home import adopt, archive_of, making_options, spark_home
+from evermark.spark.session import JAVA_OPTIONS, make_session
 
 _MAKE_TIMEOUT_S = 300
 _MASTER = "local[2]"
@@ -25,15 +25,18 @@ def make() -> Path:
     archive = archive_of(java_home, spark_home(_MASTER))
     adopt(archive)
     if not archive.exists():
-        with tempfile.TemporaryDirectory(prefix="evermark-archive-") as scratch:
+        archive.parent.mkdir(parents=True, exist_ok=True)
+        # Beside it, so that it appears whole: whoever starts meanwhile starts without one.
+        with tempfile.TemporaryDirectory(prefix=".archive-", dir=archive.parent) as scratch:
+            draft = Path(scratch) / archive.name
             subprocess.run(
-                [sys.executable, "-m", "evermark.spark.archive", "--once", scratch],
+                [sys.executable, "-m", "evermark.spark.archive", "--once", str(draft)],
                 env={**os.environ, "JAVA_HOME": java_home},
                 check=True,
                 capture_output=True,
                 timeout=_MAKE_TIMEOUT_S,
             )
-        adopt(archive)
+            draft.replace(archive)
     return archive
 
 
@@ -41,9 +44,12 @@ def _read(batch: DataFrame, _: int) -> None:
     batch.collect()
 
 
-def _once(scratch: Path) -> None:
+def _once(draft: Path) -> None:
     """A small pipeline, so that all the classes that a pipeline needs are loaded."""
-    spark = make_session("archive", _MASTER, scratch, {}, noise=scratch / "noise")
+    scratch = draft.parent
+    options = f"{JAVA_OPTIONS} {making_options(draft)}"
+    conf = {"spark.driver.extraJavaOptions": options}
+    spark = make_session("archive", _MASTER, scratch, conf, noise=scratch / "noise")
     path = str(scratch / "rows")
     spark.range(10).selectExpr("id", "cast(id as string) as payload").write.parquet(path)
     frame = spark.read.schema("id bigint, payload string").parquet(path)

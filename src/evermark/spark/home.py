@@ -4,15 +4,18 @@ Spark puts `python/lib/pyspark.zip` first on the path of every Python process it
 compiled each time, and half a dozen such processes come one after the other before the first event is read: half of
 the time to start. Through a home that lacks the zip they import the package that is installed.
 
-Loading Spark's classes from an archive takes less than half of the time. `evermark.spark.archive` makes the archive;
-without one, a JVM that ends properly leaves one behind for the next start. The archive is a cache: safe to delete, made
-anew for another Java, Spark or class path, and ignored by the JVM when it does not fit.
+Loading Spark's classes from an archive takes about half of the time. `evermark.spark.archive` makes the archive;
+without one, a JVM before Java 25 that ends properly leaves one behind for the next start. From Java 25 on the archive
+holds linked classes, too, and needs no archive of the JDK's own, which the bundled runtime lacks; but making it takes a
+minute, so no JVM that works leaves one behind. The archive is a cache: safe to delete, made anew for another Java,
+Spark or class path, and ignored by the JVM when it does not fit.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+import re
 from pathlib import Path
 
 import psutil
@@ -21,6 +24,12 @@ import pyspark
 from evermark.embedded.java import cache_folder
 
 _PARTS = ("bin", "jars", "sbin")
+_LINKED = ".aot"
+_LINKED_FROM = 25  # of Java: the first that makes such an archive by itself (JEP 514)
+_VERSION = re.compile(r'^JAVA_VERSION="(\d+)', re.MULTILINE)
+# What a JVM says of an archive that does not fit helps nobody: it is left out, and made anew.
+_QUIET = "-Xlog:cds=off -Xlog:cds+dynamic=off"
+_QUIET_LINKED = "-Xlog:aot*=off -Xlog:cds*=off"
 
 
 def spark_home(master: str) -> Path:
@@ -45,16 +54,25 @@ def spark_home(master: str) -> Path:
 
 
 def java_options(java_home: str, home: Path) -> str:
-    """The JVM's options for using the archive, or for leaving one behind at its end."""
+    """The JVM's options for using the archive, or for leaving one behind at its end where that is quick."""
     try:
         archive = archive_of(java_home, home)
         archive.parent.mkdir(parents=True, exist_ok=True)
         adopt(archive)
+        if is_linked(archive):
+            return f"-XX:AOTCache={archive} {_QUIET_LINKED}" if archive.exists() else ""
         if archive.exists():
-            return f"-XX:SharedArchiveFile={archive} -Xlog:cds=off -Xlog:cds+dynamic=off"
-        return f"-XX:ArchiveClassesAtExit={archive}.{os.getpid()} -Xlog:cds=off -Xlog:cds+dynamic=off"
+            return f"-XX:SharedArchiveFile={archive} {_QUIET}"
+        return f"-XX:ArchiveClassesAtExit={archive}.{os.getpid()} {_QUIET}"
     except OSError:
         return ""  # a home that cannot be written to costs a few seconds at each start, nothing else
+
+
+def making_options(archive: Path) -> str:
+    """The JVM's options for making this archive, whatever that takes."""
+    if is_linked(archive):
+        return f"-XX:AOTCacheOutput={archive} {_QUIET_LINKED}"
+    return f"-XX:ArchiveClassesAtExit={archive} {_QUIET}"
 
 
 def archive_of(java_home: str, home: Path) -> Path:
@@ -62,12 +80,26 @@ def archive_of(java_home: str, home: Path) -> Path:
     # The bundled Java is used through a folder of each deployment's own, whose parts are links: the runtime counts.
     runtime = (Path(java_home) / "lib").resolve().parent
     what = f"{runtime}|{pyspark.__version__}|{home}"
-    return cache_folder() / f"spark-{hashlib.sha256(what.encode()).hexdigest()[:12]}.jsa"
+    kind = _LINKED if (java_major(runtime) or 0) >= _LINKED_FROM else ".jsa"
+    return cache_folder() / f"spark-{hashlib.sha256(what.encode()).hexdigest()[:12]}{kind}"
+
+
+def java_major(runtime: Path) -> int | None:
+    """What the runtime says of itself in its `release`; None: nothing."""
+    try:
+        told = _VERSION.search((runtime / "release").read_text(errors="replace"))
+    except OSError:
+        return None
+    return int(told[1]) if told else None
+
+
+def is_linked(archive: Path) -> bool:
+    return archive.suffix == _LINKED
 
 
 def adopt(archive: Path) -> None:
     """Take over the archive of an earlier JVM; a JVM that still runs may still be writing."""
     for left in archive.parent.glob(f"{archive.name}.*"):
         pid = left.suffix[1:]
-        if not (pid.isdigit() and psutil.pid_exists(int(pid))):
+        if pid.isdigit() and not psutil.pid_exists(int(pid)):
             left.replace(archive)

@@ -10,13 +10,15 @@ from functools import reduce
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.functions import lit
 
 from evermark.errors import EvermarkError
 from evermark.event import TAKEN, with_all_columns
 from evermark.ingest.repair.steps import FoundFile, RepairTarget
+from evermark.log import kept_table
 from evermark.log.base import LogFile
 from evermark.log.frames import TAKEN_SCHEMA, files_frame
-from evermark.log.implied import implied_table
+from evermark.log.implied import implied_tables
 from evermark.log.kept_table import KeptTable
 from evermark.log.read import FileRange, within
 from evermark.log.write import BatchWriter
@@ -29,17 +31,20 @@ _READERS_MAX = 4
 # Rows of one batch: the live group settles whole batches, and a whole outage in one batch is much to send again.
 BATCH_ROWS_MAX = 50_000
 BATCH_BYTES_MAX = 128 * 1024 * 1024
+# Of more streams all tables are made by one query over the log: a query for each would take longer than the log does.
+_KEPT_STREAMS_MAX = 4
 
 _RECORD_OPS = "'insert', 'update', 'delete', 'read', 'truncate'"
 # Where reading goes on is part of the id: a record may differ again at the next gap.
 _DIFFERENCES = """
-select concat('r', left(sha2(concat_ws('\\n', :position, :stream, key), 256), 39)) as event_id, :position as position,
-       :stream as stream, key, if(now is null, 'delete', if(was is null, 'insert', 'update')) as op,
+select concat('r', left(sha2(concat_ws('\\n', :position, stream, key), 256), 39)) as event_id, :position as position,
+       stream, key, if(now is null, 'delete', if(was is null, 'insert', 'update')) as op,
        coalesce(event_time, current_timestamp()) as event_time,
        now as payload, was as before, array('repaired') as flags
 from (
-    select coalesce(f.key, i.key) as key, f.payload as now, i.payload as was, f.event_time, f.op as found_as
-    from {found} as f full outer join {implied} as i on f.key = i.key
+    select coalesce(f.stream, i.stream) as stream, coalesce(f.key, i.key) as key, f.payload as now, i.payload as was,
+           f.event_time, f.op as found_as
+    from {found} as f full outer join {implied} as i on f.stream = i.stream and f.key = i.key
 ) where now is distinct from was and key is not null and coalesce(found_as, '') <> 'poison'
 """
 
@@ -67,36 +72,30 @@ def found_missing(
 
 
 def differences(spark: SparkSession, gap: Gap, files: Sequence[FileRange], partition: int, folder: Place) -> DataFrame:
-    """What has to happen to the records that the log implies, so that they are the records of the gap's pieces.
-
-    Streams are compared one by one: the log implies a table for each of them.
-    """
+    """What has to happen to the records that the log implies, so that they are the records of the gap's pieces."""
     pieces = gap.pieces
     logged = files_frame(spark, [file.path for file in files]).where(f"op in ({_RECORD_OPS})")
-    alone = all(file.partition_min == file.partition_max == partition for file in files)
     # A truncate stands in one partition, and ends the records of all.
     mine = logged.where(f"partition = {partition} or op = 'truncate'")
     known = {row[0] for row in mine.select("stream").distinct().collect()}
     # A stream that is not chosen any more has no piece: its records are not gone, they are not looked at.
-    names = {name for name in known if gap.covers(name)} | {piece.detail["stream"] for piece in pieces}
-    parts = []
-    for name in sorted(names):
-        if alone:
-            implied = KeptTable(spark, folder, name, files).table()
-        else:
-            implied = implied_table(spark, mine.where(mine["stream"] == name))
-        here = _candidates(spark, gap, [n for n, piece in enumerate(pieces) if piece.detail["stream"] == name])
-        about = {"stream": name, "position": gap.position}
-        parts.append(spark.sql(_DIFFERENCES, about, implied=implied.select("key", "payload"), found=here))
-    empty = spark.createDataFrame([], TAKEN_SCHEMA)
-    return reduce(lambda all_, some: all_.unionByName(some, allowMissingColumns=True), parts, empty)
+    names = sorted({name for name in known if gap.covers(name)} | {piece.detail["stream"] for piece in pieces})
+    alone = all(file.partition_min == file.partition_max == partition for file in files)
+    is_large = sum(file.rows for file in files) >= kept_table.KEPT_FROM_ROWS
+    if alone and is_large and 0 < len(names) <= _KEPT_STREAMS_MAX:
+        kept = [KeptTable(spark, folder, name, files).table().withColumn("stream", lit(name)) for name in names]
+        implied = reduce(DataFrame.unionByName, kept)
+    else:
+        implied = implied_tables(spark, mine.where(mine["stream"].isin(names)))
+    told, found = implied.select("stream", "key", "payload"), _candidates(spark, gap)
+    differing = spark.sql(_DIFFERENCES, {"position": gap.position}, implied=told, found=found)
+    return spark.createDataFrame([], TAKEN_SCHEMA).unionByName(differing, allowMissingColumns=True)
 
 
-def _candidates(spark: SparkSession, gap: Gap, pieces: Sequence[int] | None = None) -> DataFrame:
-    """The rows of these pieces, or of all."""
-    numbers = range(len(gap.pieces)) if pieces is None else pieces
-    readers = max(1, min(_READERS_MAX, len(numbers)))
-    return spark.range(0, len(numbers), 1, readers).mapInArrow(_Read(gap, numbers), TAKEN_SCHEMA)
+def _candidates(spark: SparkSession, gap: Gap) -> DataFrame:
+    """The rows of all pieces."""
+    pieces = len(gap.pieces)
+    return spark.range(0, pieces, 1, max(1, min(_READERS_MAX, pieces))).mapInArrow(_Read(gap), TAKEN_SCHEMA)
 
 
 def _written(
@@ -121,12 +120,11 @@ def _written(
 @dataclass(frozen=True)
 class _Read:
     gap: Gap
-    pieces: Sequence[int]
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for number in batch.column(0).to_pylist():
-                for rows in self.gap.read(self.gap.pieces[self.pieces[number]]):
+                for rows in self.gap.read(self.gap.pieces[number]):
                     yield with_all_columns(rows, TAKEN)
 
 

@@ -66,7 +66,7 @@ _LOOK_UP_BY = "PYSPARK_DRIVER_PYTHON"
 # A JVM that has run out of memory once may be left with threads missing: it ends instead, and is started again. What it
 # says of its own failure belongs with its other noise, not on our stdout. Nobody reads the counters that it would
 # write into a file of /tmp, twenty times a second.
-_JAVA_OPTIONS = (
+JAVA_OPTIONS = (
     "-Xss16m -XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:-DontCompileHugeMethods"
     " -XX:-UsePerfData -XX:+ExitOnOutOfMemoryError -XX:+DisplayVMOutputToStderr"
     # Spark makes a class for each new query: the 48 MB that one compiler has by itself were full after a few hundred.
@@ -138,7 +138,7 @@ def settings_of(home: Path, scratch: Path, conf: Mapping[str, str], daemon: str)
     """Ours, then the operator's, which win, then those that a lane cannot do without."""
     return {
         **_DEFAULTS,
-        "spark.driver.extraJavaOptions": f"{_JAVA_OPTIONS} {java_options(os.environ.get('JAVA_HOME', ''), home)}",
+        "spark.driver.extraJavaOptions": f"{JAVA_OPTIONS} {java_options(os.environ.get('JAVA_HOME', ''), home)}",
         "spark.local.dir": str(scratch / "spark"),
         "spark.sql.warehouse.dir": str(scratch / "warehouse"),
         "spark.driver.host": "127.0.0.1",

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pyspark
 import pytest
 
 from evermark.embedded.java import CACHE_ENV, shim_home
-from evermark.spark.home import archive_of, spark_home
+from evermark.spark.home import archive_of, java_options, spark_home
 
 INSTALLED = Path(pyspark.__file__).resolve().parent
 
@@ -60,3 +61,37 @@ def test_deployments_on_the_bundled_java_share_the_archive_that_setup_made(tmp_p
     assert len(set(folders)) == 3
     assert {archive_of(str(folder), home) for folder in (one, *folders)} == {archive_of(str(one), home)}
     assert archive_of(str(shim_home(other, tmp_path / "shop")), home) != archive_of(str(one), home)
+
+
+def a_runtime(folder: Path, version: str) -> str:
+    (folder / "lib").mkdir(parents=True)
+    (folder / "release").write_text(f'IMPLEMENTOR="Somebody"\nJAVA_VERSION="{version}"\n')
+    return str(folder)
+
+
+def test_each_java_is_given_the_kind_of_archive_that_it_has(tmp_path: Path) -> None:
+    """GIVEN an old Java and one that archives linked classes WHEN their options are asked for THEN the old one leaves
+    an archive behind, the new one, which would take a minute for it, does not; and both use one that is there."""
+    home = spark_home("local[4]")
+    old, new = a_runtime(tmp_path / "17", "17.0.20.1"), a_runtime(tmp_path / "25", "25.0.2")
+    assert f"-XX:ArchiveClassesAtExit={archive_of(old, home)}." in java_options(old, home)
+    assert java_options(new, home) == ""
+    for java in (old, new):
+        archive_of(java, home).write_bytes(b"")
+    assert f"-XX:SharedArchiveFile={archive_of(old, home)} " in java_options(old, home)
+    assert f"-XX:AOTCache={archive_of(new, home)} " in java_options(new, home)
+
+
+def test_what_a_jvm_left_behind_is_taken_over_when_it_is_whole(tmp_path: Path) -> None:
+    """GIVEN what an ended process and one that runs have left, and notes of a JVM that was at it WHEN the options are
+    asked for THEN only what the ended one left is the archive."""
+    home, java = spark_home("local[4]"), a_runtime(tmp_path / "17", "17.0.20.1")
+    archive = archive_of(java, home)
+    ended, running, notes = (archive.with_name(f"{archive.name}.{end}") for end in (2**22 + 1, os.getpid(), "config"))
+    for left in (running, notes):
+        left.write_bytes(b"half")
+    assert "ArchiveClassesAtExit" in java_options(java, home)
+    ended.write_bytes(b"whole")
+    assert "SharedArchiveFile" in java_options(java, home)
+    assert archive.read_bytes() == b"whole"
+    assert running.exists() and notes.exists()
