@@ -30,7 +30,7 @@ from evermark.ingest.reading import ReadPlan
 from evermark.ingest.repair.base import Recovery
 from evermark.ingest.repair.steps import FoundFile, RepairTarget
 from evermark.ingest.resume import Resume
-from evermark.ingest.take import Taken, Taker, take_each
+from evermark.ingest.take import Standing, Taken, Taker, take_each
 from evermark.log.read import FileRange
 from evermark.runtime import Wake, any_set
 from evermark.sources.base import Gap, Limit, Slice
@@ -208,8 +208,8 @@ class SimTaker(Taker):
         self._instance = instance
         self.tried: set[int] = set()
 
-    def begin(self, partition: int) -> Resume:
-        found = super().begin(partition)
+    def begin(self, partition: int, standing: Standing | None = None) -> Resume:
+        found = super().begin(partition, standing)
         place, begun = SourcePartition(self.name, partition), self._instance.world.truth.begun
         begun[place] = max(self.epoch, begun.get(place, 0))
         return found

@@ -22,7 +22,7 @@ from evermark.ingest.gather import WHOLE_SOURCE
 from evermark.ingest.reading import ReadPlan
 from evermark.ingest.repair.steps import Repairer, RepairNews, RepairWorks
 from evermark.ingest.resume import Resume
-from evermark.ingest.take import Taken, Taker
+from evermark.ingest.take import Standing, Taken, Taker
 from evermark.runtime import Wake, any_set
 from evermark.sources.base import Source
 
@@ -270,7 +270,8 @@ class SourceOwner:
         resumes: dict[int, Resume] = {}
         try:
             self.works.require_room()  # reading that begins looks healthy until its first batch
-            resumes.update((partition, _begun(taker, partition)) for partition in active)
+            standing = taker.look(active[0])
+            resumes.update((partition, _begun(taker, partition, standing)) for partition in active)
             starts = {p: r.position for p, r in resumes.items() if r.position is not None}
             self._left_at = starts
             self.source.check(starts, self.works.newest(active))
@@ -364,9 +365,9 @@ def _excused(failed: Mapping[int, EvermarkError], resumes: Mapping[int, Resume])
     return {p: (excuse(p) or error) if isinstance(error, GapError) else error for p, error in failed.items()}
 
 
-def _begun(taker: Taker, partition: int) -> Resume:
+def _begun(taker: Taker, partition: int, standing: Standing) -> Resume:
     try:
-        return taker.begin(partition)
+        return taker.begin(partition, standing)
     except EvermarkError as error:
         if action_for(error) is Action.STOP and error.partition is None:
             error.partition = partition

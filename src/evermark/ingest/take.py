@@ -28,6 +28,15 @@ from evermark.sources.base import Feed, Source
 NO_FEEDS: Mapping[int, Feed] = {}
 
 
+@dataclass(frozen=True)
+class Standing:
+    """What is known of a source's partitions before their log is looked at."""
+
+    heads: Mapping[int, Head]
+    checkpoints: Mapping[int, Checkpoint]
+    away: EvermarkError | None = None  # why the store of checkpoints cannot be read
+
+
 class LoggedPositions(Protocol):
     def position_max(self, partition: int) -> str | None: ...
 
@@ -77,14 +86,22 @@ class Taker:
         self._saver = CheckpointSaver(self._save_as, self.policy, self.breaker, self.clock, self.saving)
         self._unsure: set[int] = set()  # partitions that began without their checkpoint
 
-    def begin(self, partition: int) -> Resume:
+    def look(self, partition: int = 0) -> Standing:
+        """One look at heads and checkpoints, for all partitions that are begun together. `partition`: one of them."""
+        heads = self.heads.load(self.name)
+        try:
+            return Standing(heads, self._saver.ask(partition, lambda: self.checkpoints.list(self.name)))
+        except AWAY as error:
+            return Standing(heads, {}, error)
+
+    def begin(self, partition: int, standing: Standing | None = None) -> Resume:
         """Make the partition ours and find where it stands. The log is the truth; head and checkpoint follow it."""
         where = f"{self.name}/{partition}"
         self._saver.forget(partition)
         self._unsure.discard(partition)
         # Before the tail: head and checkpoint can then not be ahead of it, even if we are no longer the owner.
-        head = self.heads.load(self.name).get(partition)
-        checkpoint, away = self._stored(partition)
+        known = standing or self.look(partition)
+        head, checkpoint, away = known.heads.get(partition), known.checkpoints.get(partition), known.away
         tail = self.log.fence(partition, self.epoch)
         if away is not None and not tail.batch:
             raise away  # nothing else says where reading begins
@@ -100,26 +117,13 @@ class Taker:
             end = tail.end or logged_to or position
             recovered = Head(tail.batch, self.epoch, end, version)
             self.heads.move(self.name, partition, recovered, recovered=True)
-        begun, unsaved = Checkpoint(position, tail.batch, self.epoch), away
-        if unsaved is None:
-            try:
-                self._save_as(partition, begun)
-            except AWAY as error:  # the store can be read, and not be written to
-                unsaved = error
-        if unsaved is not None:
+        if away is not None:
             # What was passed without events after the log's end is not known, and is passed once more.
-            if away is not None:
-                self._unsure.add(partition)
-            self._saver.offer(partition, begun, 0)
+            self._unsure.add(partition)
+        begun = Checkpoint(position, tail.batch, self.epoch)
+        self._saver.save_first(partition, begun, is_away=away is not None)
         self._saver.to_confirm(partition)  # its predecessor did
         return Resume(position, found.batch, found.repeats_to, away)
-
-    def _stored(self, partition: int) -> tuple[Checkpoint | None, EvermarkError | None]:
-        """The checkpoint of a partition; or, while the store is away, why it cannot be read."""
-        try:
-            return self.checkpoints.list(self.name).get(partition), None
-        except AWAY as error:
-            return None, error
 
     def take(self, taken: Taken, *, repaired: bool = False) -> None:
         """After this returns, the events may be delivered and will never be asked for again.

@@ -77,7 +77,7 @@ class Scene:
     def require_room(self) -> None: ...
 
     def open_log(self, epoch: int) -> tuple[Any, Taker]:
-        taker = SimpleNamespace(begin=self.begin, epoch=epoch)
+        taker = SimpleNamespace(look=lambda _: None, begin=lambda partition, _: self.begin(partition), epoch=epoch)
         return None, cast("Taker", taker)
 
     def newest(self, partitions: Sequence[int]) -> Mapping[int, Seen]:
