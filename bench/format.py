@@ -40,7 +40,7 @@ def run(scale: float, folder: Path) -> Report:
 
     rows = max(1_000, int(_EVENTS * scale) // _FILES)
     _fill(folder / "log" / "shop", rows)
-    quiet = {"spark.ui.showConsoleProgress": "false", "spark.sql.python.filterPushdown.enabled": "true"}
+    quiet: dict[str, Any] = {"spark.ui.showConsoleProgress": "false", "spark.sql.python.filterPushdown.enabled": "true"}
     spark = SparkSession.builder.master("local[*]").config(map=quiet).getOrCreate()
     try:
         _measure(report, spark, folder / "log", rows)
