@@ -110,12 +110,22 @@ class HttpLoop:
         First deliveries and retries share it, in all processes that were told of the deployment's rates (`use_rates`);
         others keep the rate by themselves.
         """
-        async with self._taking.setdefault(who, asyncio.Lock()):
-            turn = await self._next_turn(who, rate_per_s, deadline)
-        if turn is None:
+        taking = self._taking.setdefault(who, asyncio.Lock())
+        try:
+            async with asyncio.timeout_at(deadline):
+                await taking.acquire()
+        except TimeoutError:
             return False
-        await asyncio.sleep(turn - self.loop.time())
-        return True
+        try:
+            turn = await self._next_turn(who, rate_per_s, deadline)
+            if turn is None:
+                return False
+            # Others wait behind: if each took a moment of its own beforehand, the first that is given none before the
+            # deadline would end the job, and all their moments would be lost.
+            await asyncio.sleep(turn - self.loop.time())
+            return True
+        finally:
+            taking.release()
 
     async def _next_turn(self, who: tuple[str, str | None], rate_per_s: float, deadline: float) -> float | None:
         stretch = self._stretches.get(who)
