@@ -20,6 +20,7 @@ BENCHES = {
     "deliver": "single_per_s",
     "diff": "s_large",
     "footprint": "idle_cpu_cores",
+    "format": "where_s",
     "gap": "events_per_s",
     "growth": "ms_per_batch_50000",
     "implied": "s_first",

@@ -6,7 +6,7 @@ A condition may keep rows that are not wanted, because Spark looks again, and ne
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import reduce
@@ -104,16 +104,15 @@ def _zoned(value: Any) -> Any:
     return value.replace(tzinfo=UTC) if isinstance(value, datetime) and value.tzinfo is None else value
 
 
-def packed(files: Iterable[FileRange], task_bytes: int = TASK_BYTES) -> Iterator[list[FileRange]]:
+def packed(files: Iterable[FileRange], task_bytes: int = TASK_BYTES) -> list[list[FileRange]]:
     """Files for one task each, in order: small ones together."""
-    some: list[FileRange] = []
+    tasks: list[list[FileRange]] = []
     size = 0
     for file in files:
         cost = file.size + OPENING_BYTES
-        if some and size + cost > task_bytes:
-            yield some
-            some, size = [], 0
-        some.append(file)
+        if not tasks or size + cost > task_bytes:
+            tasks.append([])
+            size = 0
+        tasks[-1].append(file)
         size += cost
-    if some:
-        yield some
+    return tasks

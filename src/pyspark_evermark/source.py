@@ -125,7 +125,8 @@ class _BatchReader(DataSourceReader):
             for file in LogReader(place_of(self._options["log"]) / source).files()
             if may_hold(file, wanted)
         ]
-        return [_Files(tuple(file.path for file in some), self._columns, wanted) for some in packed(files)]
+        # One at least: without any Spark would have us read None.
+        return [_Files(tuple(f.path for f in some), self._columns, wanted) for some in packed(files) or [[]]]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, _Files)  # noqa: S101 - Spark hands back what `partitions` gave it

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from evermark.breaker import Breaker, BreakerState
 from evermark.checkpoints.base import Checkpoint
@@ -17,6 +18,8 @@ from evermark.errors import BusyError, DeniedError, EvermarkError, UnreachableEr
 # Where no event came, a position that only moved is saved this soon, whatever the interval is.
 MOVED_S = 5.0
 AWAY = (UnreachableError, BusyError, DeniedError)
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,31 @@ class CheckpointSaver:
             self._is_away = False
             self.news.back()
 
+    def ask(self, partition: int, look: Callable[[], T]) -> T:
+        """Read from the store, through the breaker. Raises one of `AWAY`; at once, without asking, while it is open.
+
+        `partition`: for which it is asked. That the store can be read does not close the breaker: a save does.
+        """
+        if wait_s := self.breaker.wait_s(self.clock()):
+            raise BusyError(
+                f"the store of checkpoints did not answer {self.breaker.failures} times in a row, and is left alone",
+                hint=f"it is asked again in {wait_s:.0f} s by itself",
+            )
+        try:
+            return look()
+        except AWAY as error:
+            self._failed(partition, error)
+            raise
+
+    def save_first(self, partition: int, checkpoint: Checkpoint, *, is_away: bool) -> None:
+        """Save where reading begins, whatever the policy says; later, if the store does not take it, or was just found
+        to be away.
+        """
+        now = self.clock()
+        self._waiting[partition] = _Waiting(checkpoint, now)
+        if not is_away and not self.breaker.wait_s(now):
+            self._try(partition)
+
     def offer(self, partition: int, checkpoint: Checkpoint, events: int) -> None:
         """Save it now if that is due, or later. Raises what shows that we are no longer the owner."""
         now = self.clock()
@@ -114,9 +142,12 @@ class CheckpointSaver:
         try:
             self.save(partition, self._waiting[partition].checkpoint)
         except AWAY as error:
-            now = self.clock()
-            self.breaker.failed(now)
-            self._is_away = True
-            self.news.away(partition, error, self.breaker.state(now))
+            self._failed(partition, error)
             return False
         return True
+
+    def _failed(self, partition: int, error: EvermarkError) -> None:
+        now = self.clock()
+        self.breaker.failed(now)
+        self._is_away = True
+        self.news.away(partition, error, self.breaker.state(now))

@@ -92,7 +92,7 @@ class Taker:
         """Make the partitions ours in the log; what is looked at and synced for all is so once."""
         # Before the tails: heads and checkpoints can then not be ahead of them, even if we are no longer the owner.
         heads = self.heads.load(self.name)
-        checkpoints, away = self._stored()
+        checkpoints, away = self._stored(partitions[0])
         tails = {partition: self.log.fence(partition, self.epoch) for partition in partitions}
         if away is not None and not all(tail.batch for tail in tails.values()):
             raise away  # nothing else says where reading begins
@@ -120,24 +120,19 @@ class Taker:
             end = tail.end or logged_to or position
             recovered = Head(tail.batch, self.epoch, end, version)
             self.heads.move(self.name, partition, recovered, recovered=True)
-        begun, unsaved = Checkpoint(position, tail.batch, self.epoch), away
-        if unsaved is None:
-            try:
-                self._save_as(partition, begun)
-            except AWAY as error:  # the store can be read, and not be written to
-                unsaved = error
-        if unsaved is not None:
+        if away is not None:
             # What was passed without events after the log's end is not known, and is passed once more.
-            if away is not None:
-                self._unsure.add(partition)
-            self._saver.offer(partition, begun, 0)
+            self._unsure.add(partition)
+        begun = Checkpoint(position, tail.batch, self.epoch)
+        self._saver.save_first(partition, begun, is_away=away is not None)
         self._saver.to_confirm(partition)  # its predecessor did
         return Resume(position, found.batch, found.repeats_to, away)
 
-    def _stored(self) -> tuple[Mapping[int, Checkpoint], EvermarkError | None]:
-        """The checkpoints by partition; or, while the store is away, why they cannot be read."""
+    def _stored(self, partition: int) -> tuple[Mapping[int, Checkpoint], EvermarkError | None]:
+        """The checkpoints by partition; or, while the store is away, why they cannot be read. `partition`: one of those
+        that begin."""
         try:
-            return self.checkpoints.list(self.name), None
+            return self._saver.ask(partition, lambda: self.checkpoints.list(self.name)), None
         except AWAY as error:
             return {}, error
 

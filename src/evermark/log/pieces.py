@@ -18,8 +18,10 @@ from evermark.log.span import row_addresses
 # What is read and looked through at a time, for pieces that are smaller.
 _WINDOW_ROWS = 20_000
 _WINDOW_BYTES_MAX = 16 * 1024 * 1024
+# A file that is opened takes a millisecond, and a descriptor: a window of a thousand small ones would take a second.
+_WINDOW_FILES = 32
 # Files that were replaced stay for an hour.
-_WINDOWS_MAX, _KEPT_ROWS_MAX, _WINDOW_AGE_S = 4, 500_000, 300.0
+_WINDOWS_MAX, _KEPT_ROWS_MAX, _KEPT_BYTES_MAX, _WINDOW_AGE_S = 8, 500_000, 64 * 1024 * 1024, 300.0
 
 
 @dataclass(frozen=True)
@@ -102,6 +104,8 @@ class PieceReader:
             return LogPiece(rows, to, "", window.paths)
         with self._lock:
             self._windows = few_windows([window, *(one for one in self._windows if one is not window)])
+        if window.batches[next_row] > window.batches[next_row - 1]:
+            return LogPiece(rows, int(window.batches[next_row - 1]), "", window.paths)
         return LogPiece(rows, *window.mark(next_row - 1), window.paths)
 
     def _kept(self, partition: int, batch: int) -> _Window | None:
@@ -112,7 +116,7 @@ class PieceReader:
 
     def _found(self, partition: int, batch: int, to: int) -> _Window | None:
         """The batches that come next; None if there are no files of them."""
-        chosen, end = few_files(self._reader.files_of(partition, batch, to), batch, to, _WINDOW_ROWS)
+        chosen, end = few_files(self._reader.files_of(partition, batch, to), batch, to, _WINDOW_ROWS, _WINDOW_FILES)
         if not chosen:
             return None
         paths = tuple(file.path for file in chosen)
@@ -126,23 +130,25 @@ class PieceReader:
 
 def few_windows(windows: Sequence[_Window]) -> list[_Window]:
     """The first of them, and of the others as many as are not too large together."""
-    kept, rows = list(windows[:1]), len(windows[0].codes)
+    kept, rows, size = list(windows[:1]), len(windows[0].codes), windows[0].reader.kept_bytes
     for one in windows[1:_WINDOWS_MAX]:
-        rows += len(one.codes)
-        if rows > _KEPT_ROWS_MAX:
+        rows, size = rows + len(one.codes), size + one.reader.kept_bytes
+        if rows > _KEPT_ROWS_MAX or size > _KEPT_BYTES_MAX:
             break
         kept.append(one)
     return kept
 
 
-def few_files(files: Sequence[FileRange], after: int, to: int, rows_max: int) -> tuple[list[FileRange], int]:
+def few_files(
+    files: Sequence[FileRange], after: int, to: int, rows_max: int, files_max: int
+) -> tuple[list[FileRange], int]:
     """The first of these files of a partition, so that all of some next batches are in them, and the last of these
-    batches: about `rows_max` rows, or one batch.
+    batches: about `rows_max` rows or `files_max` files, or one batch.
     """
     chosen: list[FileRange] = []
     rows, end = 0, after
     for file in sorted(files, key=lambda f: (f.batch_min, f.batch_max)):
-        if chosen and rows >= rows_max and file.batch_min > end:
+        if chosen and (rows >= rows_max or len(chosen) >= files_max) and file.batch_min > end:
             return chosen, min(to, end)
         if not chosen and file.rows > rows_max:
             # A merged file has many batches: what is behind them need not be looked through.

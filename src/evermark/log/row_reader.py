@@ -71,7 +71,7 @@ class RowReader:
         # Beside each file the first row of each row group, and the number of rows.
         self._files: dict[int, tuple[pq.ParquetFile, I64]] = {}
         self._kept: OrderedDict[tuple[int, int], pa.Table] = OrderedDict()
-        self._kept_bytes = 0
+        self.kept_bytes = 0
         self._kept_bytes_max = kept_bytes_max
 
     def rows_within(self, bytes_max: int) -> int:
@@ -130,10 +130,10 @@ class RowReader:
             read = self._file(code)[0].read_row_group(group, columns=list(COLUMNS), use_threads=False)
             table = with_all_columns(read, ROWS).cast(ROWS).combine_chunks()
             self._kept[key] = table
-            self._kept_bytes += table.nbytes
-            while self._kept_bytes > self._kept_bytes_max and len(self._kept) > 1:
+            self.kept_bytes += table.nbytes
+            while self.kept_bytes > self._kept_bytes_max and len(self._kept) > 1:
                 _, old = self._kept.popitem(last=False)
-                self._kept_bytes -= old.nbytes
+                self.kept_bytes -= old.nbytes
         self._kept.move_to_end(key)
         return table
 

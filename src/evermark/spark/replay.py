@@ -11,6 +11,7 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -111,11 +112,13 @@ class _Send:
     found: tuple[I64, I64] | None  # None: the task looks for itself
     box: SecretBox
     deadline: float
-    share_rates: Callable[[], None] | None = None
+    share_rates: Callable[[], AbstractContextManager[None]] = nullcontext
 
     def __call__(self, _number: int) -> Iterator[Report]:
-        if self.share_rates is not None:
-            self.share_rates()
+        with self.share_rates():
+            yield from self._reports()
+
+    def _reports(self) -> Iterator[Report]:
         room, held = self.work.parked_room, Counter(self.work.held)
         for job, looked_at in ahead(self._jobs(), depth=1, low_priority=True):
             row, parked = self._send(replace(job, held=held_lines(job.events, held), parked_room=room), looked_at)
@@ -159,7 +162,12 @@ class SparkReplays:
     slice is posted: finding computes, posting mostly waits.
     """
 
-    def __init__(self, context: SparkContext, box: SecretBox, share_rates: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self,
+        context: SparkContext,
+        box: SecretBox,
+        share_rates: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
         self._share_rates = share_rates
         self._context = context
         self._box = box

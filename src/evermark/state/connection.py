@@ -115,6 +115,10 @@ class State:
         self._closed = True
         self._drop_idle()
 
+    def rest(self) -> None:
+        """Close the idle connections; the next one who needs one opens it."""
+        self._drop_idle()
+
     def _take(self) -> tuple[Connection, int]:
         """A connection, and how often connections had broken when it was taken."""
         if self._closed:  # who works on after that has been given up, and must not keep its leases

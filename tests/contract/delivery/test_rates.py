@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Iterator
 
@@ -10,14 +11,16 @@ import pytest
 
 from evermark.cluster.fence import DELIVER_LEASE
 from evermark.cluster.postgres import PostgresLeases
-from evermark.delivery.decide.pace import WAIT_S_MAX
+from evermark.delivery.decide.pace import WAIT_S_MAX, requests_in_stretch
 from evermark.delivery.store.postgres import PostgresDelivery
-from evermark.delivery.store.postgres_rates import PostgresRates
-from evermark.delivery.webhook.client import HttpLoop, close_http_loops, use_rates
+from evermark.delivery.store.postgres_rates import PostgresRates, SharedRates
+from evermark.delivery.webhook.client import _PROCESS, HttpLoop, close_http_loops, use_rates
+from evermark.secrets import Plain
 from evermark.state.connection import State
 from evermark.testing.contracts.scene import begin
 from evermark.testing.servers import PostgresServer
 from evermark.testing.states import fresh_state, owners
+from evermark.testing.until import until
 
 RATE = 40.0
 
@@ -102,6 +105,62 @@ def test_d10_a_lane_shorter_than_a_turn_reserves_none(two_processes: list[HttpLo
     for http in (first, second):
         assert not http.submit(http.turn(turn, 1 / 30, http.loop.time() + 1)).result(timeout=60)
     assert taken(rates, "a", span_s=30.0) <= 30.0
+
+
+class _Asked:
+    """Rates that note when they were asked, and answer when they are let."""
+
+    def __init__(self) -> None:
+        self.times = 0
+        self.may_answer = threading.Event()
+        self.may_answer.set()
+
+    def take(self, _subscription: str, _replay_id: str, _span_s: float, _wait_s: float) -> float:
+        self.times += 1
+        assert self.may_answer.wait(120)
+        return 60.0  # far enough ahead that no moment passes while the test looks
+
+    def rest(self) -> None: ...
+
+
+@pytest.mark.parametrize(("rate", "asked"), [(RATE, 2), (1.0, 1)])
+def test_d10_the_next_stretch_is_asked_for_before_it_is_needed(rate: float, asked: int) -> None:
+    """GIVEN a State that answers late WHEN the last request of a stretch may be sent THEN the next one was asked for
+    already, so that none of it is lost; but not where a stretch is one request, which would be kept from others."""
+    state = _Asked()
+    use_rates(lambda: state)
+    http = HttpLoop()
+
+    async def turns() -> None:
+        for _ in range(requests_in_stretch(rate)):
+            assert await http._next_turn(("a", None), rate, http.loop.time() + 600)
+            state.may_answer.clear()
+
+    try:
+        http.submit(turns()).result(timeout=120)
+        until(lambda: state.times == asked, "State was not asked")
+        assert bool(http._ahead) is (asked == 2)
+    finally:
+        state.may_answer.set()
+        http.close()
+        close_http_loops()
+
+
+def test_d10_a_task_that_has_sent_keeps_no_connection(state: State, pg_server: PostgresServer) -> None:
+    """GIVEN a worker of Spark's WHEN its task has asked for turns and ended THEN it has no connection to State, and the
+    next task asks as well."""
+    begin(PostgresDelivery(state), owners(PostgresLeases(state))(DELIVER_LEASE), "a")
+    shared = SharedRates(Plain(pg_server.socket_dsn()), state.schema)
+    http = HttpLoop()
+    try:
+        for _ in range(2):
+            with shared.shared():
+                assert http.submit(http.turn(("a", None), RATE, http.loop.time() + 60)).result(timeout=60)
+            rates = _PROCESS.rates
+            assert isinstance(rates, PostgresRates) and not rates._state._idle
+    finally:
+        http.close()
+        close_http_loops()
 
 
 @pytest.mark.parametrize("was_at", ["1 day", "2 minutes"])

@@ -487,6 +487,16 @@ def test_the_rate_holds_across_calls(receiver: Receiver, sink: WebhookSink) -> N
     assert one_outcome(sink.deliver([Job(spec, events(50))], 0.3)).fate is Fate.UNFINISHED
 
 
+def test_d10_a_rate_is_reached_until_the_time_is_up(receiver: Receiver, sink: WebhookSink) -> None:
+    """GIVEN 10 a second and twenty requests that may be under way at a time WHEN there is more to send than three
+    seconds allow THEN it is sent until they are over: none waits with a moment that it will not use."""
+    begun = time.monotonic()
+    outcome = one_outcome(sink.deliver([Job(spec_for(receiver.url, rate_per_s=10.0), events(100))], 3.0))
+    assert outcome.fate is Fate.UNFINISHED
+    # At most the rate; a busy machine misses some moments, which are lost.
+    assert 16 <= outcome.accepted <= 10 * (time.monotonic() - begun) + 2
+
+
 def test_a_probe_sends_one_at_a_time_until_one_is_accepted(receiver: Receiver, sink: WebhookSink) -> None:
     """An endpoint that was down is not met with twenty requests at once."""
     receiver.answer = lambda got: 503

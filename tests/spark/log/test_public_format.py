@@ -185,6 +185,7 @@ def test_conditions_leave_out_files_and_change_no_answer(pushing: SparkSession, 
     wanted = "stream = 'public.orders' and batch in (3, 4) and event_time is not null and op <> 'delete'"
     pushed = sorted(row["event_id"] for row in read().where(wanted).collect())
     assert (tasks_of(read()), tasks_of(read().where("batch = 3"))) == (2, 1)
+    assert read().where("batch = -1").collect() == [], "where no file is left there is nothing to read"
     pushing.conf.set("spark.sql.python.filterPushdown.enabled", "false")
     assert sorted(row["event_id"] for row in read().where(wanted).collect()) == pushed != []
 

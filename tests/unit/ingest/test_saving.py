@@ -212,6 +212,35 @@ def test_an_owner_that_begins_while_the_store_is_away_goes_on_where_the_log_ends
     assert scene.world.checkpoints.load("shop", 0) == Checkpoint(position(9), 5, scene.taker.epoch)
 
 
+def test_s8_the_store_is_asked_once_for_partitions_that_are_begun_together_and_not_while_the_breaker_is_open() -> None:
+    """GIVEN a store of checkpoints WHEN three partitions are begun together THEN it is listed once; WHEN it is away
+    THEN it is not asked again for each of them, and after some failures in a row not at all until the breaker lets a
+    try through."""
+    scene = Scene(SavePolicy(), BreakerLimits(threshold=2, timeout_s=30.0))
+    calls = scene.store.calls
+    standing = scene.taker.look()
+    assert scene.store.calls - calls == 1
+    scene.taker.begin(0, standing)
+    assert scene.store.calls - calls == 2, "it saved where reading begins"
+    scene.take(2)
+    scene.store.away = True
+    calls = scene.store.calls
+    for states in (BreakerState.CLOSED, BreakerState.OPEN):
+        scene.taker = scene.owner()
+        standing = scene.taker.look()
+        assert isinstance(standing.away, UnreachableError)
+        assert scene.taker.begin(0, standing).position == position(2)
+        assert scene.news.states[-1] is states
+    assert scene.store.calls - calls == 2
+    scene.store.away = False
+    assert scene.taker.look().away is not None, "the breaker is open"
+    assert scene.store.calls - calls == 2
+    scene.now += 31.0
+    assert scene.taker.look().away is None
+    scene.taker.begin(0)
+    assert scene.breaker.state(scene.now) is BreakerState.CLOSED
+
+
 def test_an_owner_that_began_without_its_checkpoint_saves_nothing_over_one_that_passed_more() -> None:
     """GIVEN a source that was passed and confirmed beyond the log's end WHEN an owner begins while the store is away
     THEN it saves nothing older than what is stored, and says so when the store is back; who begins then goes on there.

@@ -96,9 +96,11 @@ def test_few_files_hold_whole_batches_and_little_more() -> None:
         return FileRange(f"{low}-{high}", 0, 0, low, high, rows, 1)
 
     small = [file(n, n, 10) for n in range(1, 100)]
-    chosen, to = few_files(small, 0, 99, 25)
+    chosen, to = few_files(small, 0, 99, 25, 100)
     assert [f.batch_min for f in chosen] == [1, 2, 3] and to == 3
-    chosen, to = few_files([file(1, 1_000, 100_000), *small[50:]], 500, 1_000, 200)
+    chosen, to = few_files([file(1, 1_000, 100_000), *small[50:]], 500, 1_000, 200, 100)
     assert to == 502
+    chosen, to = few_files(small, 0, 99, 25_000, 4)
+    assert [f.batch_min for f in chosen] == [1, 2, 3, 4] and to == 4, "each file has to be opened"
     split = [file(7, 7, 10), file(7, 7, 10), file(7, 7, 10), file(8, 8, 10)]
-    assert few_files(split, 6, 8, 5) == (split[:3], 7)
+    assert few_files(split, 6, 8, 5, 1) == (split[:3], 7)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -45,7 +46,8 @@ def test_d10_every_task_that_posts_is_told_of_the_deployments_rates(monkeypatch:
         begun.append(work)
         return []
 
-    def share_rates() -> None: ...
+    def share_rates() -> AbstractContextManager[None]:
+        return nullcontext()
 
     monkeypatch.setattr(deliver, "run_tasks", run_tasks)
     context: Any = SimpleNamespace(master="spark://cluster", defaultParallelism=4)

@@ -18,6 +18,13 @@ def requests_in_stretch(rate_per_s: float) -> int:
     return max(1, int(rate_per_s * STRETCH_S))
 
 
+def takes_ahead(rate_per_s: float) -> bool:
+    """Whether the next stretch is taken before this one's last request was sent. Not where a stretch is one request:
+    that would be kept from others for a long time, and there is time enough to ask.
+    """
+    return requests_in_stretch(rate_per_s) > 1
+
+
 @dataclass
 class Stretch:
     begins_at: float
@@ -26,6 +33,10 @@ class Stretch:
 
     def __post_init__(self) -> None:
         self._next = 0
+
+    @property
+    def is_used_up(self) -> bool:
+        return self._next >= self.requests
 
     def next_at(self, now: float) -> float | None:
         """When the next request may be sent, not before `now`; None: there is none left. Takes it."""

@@ -160,10 +160,10 @@ class Follower:
                 note(subscription.generation)
         if away and all(self.turn_class(subscription) is TurnClass.LATE for subscription, _ in away):
             # Most of them are well, and wait here for the others.
-            on |= self._work(away, budget_s=LATE_BUDGET_S, grace_s=GRACE_S)
+            on |= self._work(away, budget_s=LATE_BUDGET_S, grace_s=GRACE_S, moved_too=True)
         elif away:
             budget_s = max(self._budget_s.get(subscription.generation, FOLLOW_BUDGET_S) for subscription, _ in away)
-            on |= self._work(away, budget_s=budget_s)
+            on |= self._work(away, budget_s=budget_s, moved_too=True)
         return frozenset(on | self._rejoin(near) if near else on)
 
     def expire_stopped(self, over: Callable[[], bool] = lambda: False) -> None:
@@ -236,8 +236,19 @@ class Follower:
             self._near.discard(subscription.generation)
         return joined
 
-    def _work(self, away: Away, *, budget_s: float, grace_s: float | None = None, sends: bool = True) -> set[str]:
-        """Deliver these spans, all at once, and settle each. Returns the names of the subscriptions that are done."""
+    def _work(
+        self,
+        away: Away,
+        *,
+        budget_s: float,
+        grace_s: float | None = None,
+        sends: bool = True,
+        moved_too: bool = False,
+    ) -> set[str]:
+        """Deliver these spans, all at once, and settle each. Returns the names of the subscriptions that are done.
+
+        `moved_too`: and of those whose time was up, and which moved: a `rate` is reached only if nothing is waited for.
+        """
         try:
             assignments = self._assignments(away)
             ordered = [assignment.spec.name for assignment in assignments if assignment.spec.ordered]
@@ -264,7 +275,8 @@ class Follower:
                 void.append(error)  # removed or made anew meanwhile: no reason to leave the others unsettled
                 continue
             self.on_delivered(span.place, [outcome])
-            if outcome.fate is Fate.DONE:
+            moved = outcome.fate is Fate.UNFINISHED and (outcome.reached or span.begun) > span.begun
+            if outcome.fate is Fate.DONE or (moved_too and moved):
                 done.add(subscription.name)
         failpoint.hit("settle.done")
         if void:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -33,6 +34,8 @@ from evermark.secrets import SecretBox
 
 # A span without a budget still ends: events not sent by then are left for the next round.
 _NO_BUDGET_S = 3600.0
+# Of a budget of a reader that is behind, so much is left for sending, however long finding its rows took.
+SENDING_S_MIN = 2.0
 _FEW, _OWN_S_PER_JOB = 32, 0.003
 # How much is sent at a time.
 _CHUNK_ROWS = 20_000
@@ -66,7 +69,8 @@ class Posting:
     assignments: tuple[Assignment, ...]
     box: SecretBox
     options: DeliveryOptions
-    share_rates: Callable[[], None] | None = None  # called first, in a process that may not know of the rates yet
+    # Entered while it sends, in a process that may not know of the rates.
+    share_rates: Callable[[], AbstractContextManager[None]] = nullcontext
 
     def results(
         self,
@@ -75,10 +79,14 @@ class Posting:
         found: Iterable[MatchedRows] | None = None,
     ) -> Iterator[list[Result]]:
         """Results, piece by piece. `addresses`: of the rows that are wanted; `found`: the rows themselves; None: found
-        here. The budget begins with the first step: waiting for addresses counts.
+        here. The budget begins with the first step: waiting for addresses counts, but not all of it (`SENDING_S_MIN`).
         """
-        if self.share_rates is not None:
-            self.share_rates()
+        with self.share_rates():
+            yield from self._results(addresses, found)
+
+    def _results(
+        self, addresses: Iterable[Addresses] | None, found: Iterable[MatchedRows] | None
+    ) -> Iterator[list[Result]]:
         budget_s = _NO_BUDGET_S if self.options.budget_s is None else self.options.budget_s
         deadline = time.monotonic() + budget_s
         held = {name: Counter(keys) for name, keys in self.options.held.items()}
@@ -94,7 +102,10 @@ class Posting:
             places = gathered(self._found_here() if addresses is None else addresses)
             read_ahead = map(self._jobs, read(paths_of(self.assignments), places))
             pieces = ahead(read_ahead, depth=1, low_priority=self.options.historical)
-        for jobs, late in pieces:
+        for number, (jobs, late) in enumerate(pieces):
+            if not number and self.options.historical:
+                # Else a reader whose rows are hard to find would never get any.
+                deadline = max(deadline, time.monotonic() + min(budget_s, SENDING_S_MIN))
             # Of thousands each waits for its turn in this process: no fault of its receiver.
             own_s = max(own_s, _OWN_S_PER_JOB * (len(jobs) - _FEW))
             rows = list(self._send(jobs, late, so_far, max(0.0, deadline + own_s - time.monotonic())))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from evermark.delivery.decide.pace import WAIT_S_MAX
-from evermark.delivery.webhook.client import use_rates
+from evermark.delivery.webhook.client import rest_rates, use_rates
 from evermark.secrets import Hidden
 from evermark.state.connection import State
 
@@ -43,6 +45,9 @@ class PostgresRates:
             row = conn.execute(_TAKE, given).fetchone()
         return float(row[0]) if row else None
 
+    def rest(self) -> None:
+        self._state.rest()
+
 
 @dataclass(frozen=True)
 class SharedRates:
@@ -51,6 +56,11 @@ class SharedRates:
     dsn: Hidden
     schema: str
 
-    def use(self) -> None:
-        """From now on this process asks State."""
+    @contextmanager
+    def shared(self) -> Iterator[None]:
+        """This process asks State. Behind the block it keeps no connection: workers outlive their tasks by hours."""
         use_rates(lambda: PostgresRates(State(self.dsn.open, self.schema, connections_max=2)))
+        try:
+            yield
+        finally:
+            rest_rates()

@@ -2,8 +2,9 @@
 
 A `Hub` reads on behind `log_head`, has each wish matched once, renders each event once, and keeps the last megabytes of
 that in a ring. A `Client` takes its part of the ring. A client that is too slow for the ring, or comes back with an old
-id, reads the log for itself until it meets the ring again; so nothing is kept for it but its place. Everything here
-runs in one event loop; the log is read in threads, a few at a time.
+id, reads the log until it meets the ring again, together with others that stand where it stands
+(`catching_up.py`); so nothing is kept for it but its place. Everything here runs in one event loop; the log is read in
+threads, a few at a time.
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TypeVar
 
 import numpy as np
 
 from evermark.delivery.base import Cursor, SourcePartition
+from evermark.delivery.tail.catching_up import Reading, SharedReadings, end_of_reading
 from evermark.delivery.tail.follow import end_of, started_at
 from evermark.delivery.tail.place import (
     Places,
@@ -66,6 +68,10 @@ class TailLimits:
     # The next piece waits for most clients to have the last one, but not for the slow ones.
     pace_s: float = 0.5
     scanned_rows: int = 20_000  # by one turn of a client that reads the log
+    shared_bytes: int = 8 * 1024 * 1024  # of what was read for clients that are behind, kept for others
+    # After a reading for clients that are behind nothing is read for them for as long as it took, and at most so long:
+    # threads that compute make the event loop, with all the others in it, wait.
+    breath_s: float = 0.1
 
 
 @dataclass(frozen=True)
@@ -184,7 +190,12 @@ def chunks_of(piece: LogPiece, place: SourcePartition, places: Places, matched: 
 
 
 def _cursor_at(piece: LogPiece, row: int) -> Cursor:
-    return Cursor(piece.rows.column("batch")[row].as_py() - 1, piece.rows.column("position")[row].as_py())
+    """Where a client is that is done with a row. A batch of which nothing follows is done."""
+    batches = piece.rows.column("batch")
+    batch = batches[row].as_py()
+    if row + 1 < piece.rows.num_rows and batches[row + 1].as_py() != batch:
+        return Cursor(batch)
+    return Cursor(batch - 1, piece.rows.column("position")[row].as_py())
 
 
 @dataclass(eq=False)
@@ -209,6 +220,8 @@ class Hub:
         self._behind = 0  # how many clients have not taken all of the ring
         self.clients: set[Client] = set()
         self._matchers: tuple[tuple[Wish, ...], Wishes] = ((), Wishes(()))
+        self.readings = SharedReadings(self.limits.shared_bytes)
+        self._reading = asyncio.Lock()
 
     async def open(self) -> None:
         """Begin at the end of the log."""
@@ -260,6 +273,16 @@ class Hub:
     async def read(self, call: Callable[[], T]) -> T:
         """In one of the threads that clients share."""
         return await asyncio.get_running_loop().run_in_executor(self.others, call)
+
+    async def read_gently(self, call: Callable[[], T]) -> T:
+        """The same, one after another, and half of the time at most."""
+        await self._reading.acquire()
+        began = self.clock()
+        try:
+            return await self.read(call)
+        finally:
+            took_s = min(self.limits.breath_s, self.clock() - began)
+            asyncio.get_running_loop().call_later(took_s, self._reading.release)
 
     async def _read_on(self) -> bool:
         """Put what is new into the ring, and let clients take it. Whether there may be more at once."""
@@ -401,63 +424,65 @@ class Client:
         return part.text
 
     async def _from_log(self) -> bytes | None:
-        """The same for a client that is not where the ring begins: read for it alone, until it meets the ring's end."""
+        """The same for a client that is not where the ring begins: read from the log, until it meets the ring's end."""
         hub = self._hub
-        end, number = hub.ring.places, hub.ring.end
-        if is_done(self._places, end):
+        if is_done(self._places, hub.ring.places):
             return None
         try:
-            text, self._places, count = await hub.read(lambda: self._read(self._places, end))
+            found = await hub.readings.get((self.wish, frozenset(self._places.items())), self._read_for_all)
         except EvermarkError as error:
             hub.report.failed(error)
             await asyncio.sleep(hub.limits.retry_s)
             return b""
-        hub.report.sent(count)
-        if is_done(self._places, end) and not self.wish.needs_spark:
-            self._next = number
-        return text
+        for lost in found.resyncs:
+            hub.report.resync(lost)
+        hub.report.sent(found.events)
+        self._places = found.places
+        if found.meets is not None and not self.wish.needs_spark:
+            self._next = found.meets
+        return found.text
 
-    def _read(self, places: Places, end: Places) -> tuple[bytes, Places, int]:
-        """In a thread: events for a client between two places, not many, and where it is then."""
-        found: list[bytes] = []
-        scanned = size = count = 0
-        log, limits = self._hub.log, self._hub.limits
-        for place, last in sorted(end.items()):
-            cursor = places.get(place, Point()).cursor
-            while cursor < last.cursor and scanned < limits.scanned_rows and size < limits.chunk_bytes:
-                to = last.cursor.batch + (1 if last.cursor.through else 0)
-                if lost := gone(place, cursor, log.first_batch(place), to):
-                    self._hub.report.resync(lost)
-                    cursor = Cursor((log.first_batch(place) or to + 1) - 1)
-                    places = moved(places, place, cursor)
-                    found.append(resync_event(lost, places))
-                    continue
-                piece = log.piece(place, cursor, to, limits.rows, limits.chunk_bytes // _GROWTH)
-                piece = _until(piece, last.cursor)
-                rows = matched_one(_ready_alone(self.wish), self.wish, place, piece, self._hub.by_spark)
-                texts = events(piece.rows.take(rows), place, places, historical=True) if len(rows) else []
-                kept = _fitting(texts, limits.chunk_bytes - size)
-                cursor = Cursor(piece.batch, piece.through) if kept == len(texts) else _cursor_at(piece, rows[kept - 1])
-                found += texts[:kept]
-                scanned, count = scanned + piece.rows.num_rows, count + kept
-                size += sum(map(len, texts[:kept]))
+    async def _read_for_all(self) -> Reading:
+        """For all clients of this wish that stand at this place."""
+        hub, wish, places = self._hub, self.wish, self._places
+        end, number = hub.ring.places, hub.ring.end
+        call = partial(read_between, hub, wish, places, end, number)
+        # Spark is waited for; nothing is computed here meanwhile.
+        return await (hub.read(call) if wish.needs_spark else hub.read_gently(call))
+
+
+def read_between(hub: Hub, wish: Wish, places: Places, end: Places, number: int) -> Reading:
+    """In a thread: events for a client between two places, not many. `number`: of the chunk that follows the end."""
+    found: list[bytes] = []
+    lost: list[Resync] = []
+    scanned = size = count = 0
+    log, limits = hub.log, hub.limits
+    for place, last in sorted(end.items()):
+        cursor = places.get(place, Point()).cursor
+        while cursor < last.cursor and scanned < limits.scanned_rows and size * _GROWTH < limits.chunk_bytes:
+            to = last.cursor.batch + (1 if last.cursor.through else 0)
+            if missing := gone(place, cursor, log.first_batch(place), to):
+                cursor = Cursor((log.first_batch(place) or to + 1) - 1)
                 places = moved(places, place, cursor)
-        return b"".join(found), places, count
+                lost.append(missing)
+                found.append(resync_event(missing, places))
+                continue
+            piece = _until(log.piece(place, cursor, to, limits.rows, limits.chunk_bytes // _GROWTH), last.cursor)
+            rows = matched_one(_ready_alone(wish), wish, place, piece, hub.by_spark)
+            mine = piece.rows.take(rows)
+            texts = events(mine, place, places, historical=True) if len(rows) else []
+            sizes, batches = list(map(len, texts)), mine.column("batch").to_pylist()
+            kept = end_of_reading(sizes, batches, limits.chunk_bytes - size)
+            cursor = Cursor(piece.batch, piece.through) if kept == len(texts) else _cursor_at(piece, rows[kept - 1])
+            found += texts[:kept]
+            scanned, count, size = scanned + piece.rows.num_rows, count + kept, size + sum(sizes[:kept])
+            places = moved(places, place, cursor)
+    return Reading(b"".join(found), places, count, tuple(lost), number if is_done(places, end) else None)
 
 
 @lru_cache(maxsize=64)
 def _ready_alone(wish: Wish) -> Wishes:
     return Wishes([wish])
-
-
-def _fitting(texts: Sequence[bytes], bytes_max: int) -> int:
-    """How many of the first texts are about so large together; at least one."""
-    size = 0
-    for number, text in enumerate(texts):
-        size += len(text)
-        if size >= bytes_max:
-            return number + 1
-    return len(texts)
 
 
 def _until(piece: LogPiece, end: Cursor) -> LogPiece:

@@ -115,6 +115,9 @@ class Rates(Protocol):
         None, and nothing is taken, when they begin in more than `wait_s`, which is `WAIT_S_MAX` at most.
         """
 
+    def rest(self) -> None:
+        """Nothing is asked for now: keep no connection."""
+
 
 class Sink(Protocol):
     def deliver_each(

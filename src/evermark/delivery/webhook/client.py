@@ -26,7 +26,7 @@ from yarl import URL
 
 from evermark.delivery.base import MadeBy, SubscriptionSpec
 from evermark.delivery.decide.answers import Verdict, classify
-from evermark.delivery.decide.pace import WAIT_S_MAX, Stretch, requests_in_stretch
+from evermark.delivery.decide.pace import WAIT_S_MAX, Stretch, requests_in_stretch, takes_ahead
 from evermark.delivery.decide.retry import retry_after_s
 from evermark.delivery.webhook.base import Answer, OpenSecret, Rates
 from evermark.delivery.webhook.body import Style, content_type
@@ -64,6 +64,7 @@ class HttpLoop:
         self._tls: ssl.SSLContext | None = None
         # The stretch in which each subscription, or replay for one, may send: its rate holds across calls.
         self._stretches: dict[tuple[str, str | None], Stretch] = {}
+        self._ahead: dict[tuple[str, str | None], asyncio.Task[Stretch | None]] = {}  # being taken before it is needed
         self._taking: dict[tuple[str, str | None], asyncio.Lock] = {}
         self._thread = threading.Thread(target=self._run, name="evermark-http", daemon=True)
         self._thread.start()
@@ -109,12 +110,22 @@ class HttpLoop:
         First deliveries and retries share it, in all processes that were told of the deployment's rates (`use_rates`);
         others keep the rate by themselves.
         """
-        async with self._taking.setdefault(who, asyncio.Lock()):
-            turn = await self._next_turn(who, rate_per_s, deadline)
-        if turn is None:
+        taking = self._taking.setdefault(who, asyncio.Lock())
+        try:
+            async with asyncio.timeout_at(deadline):
+                await taking.acquire()
+        except TimeoutError:
             return False
-        await asyncio.sleep(turn - self.loop.time())
-        return True
+        try:
+            turn = await self._next_turn(who, rate_per_s, deadline)
+            if turn is None:
+                return False
+            # Others wait behind: if each took a moment of its own beforehand, the first that is given none before the
+            # deadline would end the job, and all their moments would be lost.
+            await asyncio.sleep(turn - self.loop.time())
+            return True
+        finally:
+            taking.release()
 
     async def _next_turn(self, who: tuple[str, str | None], rate_per_s: float, deadline: float) -> float | None:
         stretch = self._stretches.get(who)
@@ -126,14 +137,28 @@ class HttpLoop:
                 if stretch.begins_at >= deadline:
                     return None  # it is kept: there may be more to send by then
                 if (turn := stretch.next_at(now)) is not None:
+                    if stretch.is_used_up and takes_ahead(rate_per_s) and turn + 1 / rate_per_s < deadline:
+                        self._take_ahead(who, rate_per_s, stretch, deadline - now)
                     return turn if turn < deadline else None
-            taken = await self._taken(who, rate_per_s, stretch, min(deadline - now, WAIT_S_MAX))
+            if (ahead := self._ahead.get(who)) is not None:
+                taken = await asyncio.shield(ahead)
+                del self._ahead[who]
+            else:
+                taken = await self._taken(who, rate_per_s, stretch, min(deadline - now, WAIT_S_MAX))
             if taken is not None:
                 stretch = self._stretches[who] = taken
             elif deadline - now > WAIT_S_MAX:
                 await asyncio.sleep(_ASK_AGAIN_S)
             else:
                 return None
+
+    def _take_ahead(self, who: tuple[str, str | None], rate_per_s: float, last: Stretch, wait_s: float) -> None:
+        """Ask for the next stretch while the last request of this one is under way: on a busy machine the answer would
+        come after moments of it have passed, and they would be lost, again with every stretch.
+        """
+        if who not in self._ahead:
+            taking = self._taken(who, rate_per_s, last, min(wait_s, WAIT_S_MAX))
+            self._ahead[who] = self.loop.create_task(taking)
 
     async def _taken(
         self, who: tuple[str, str | None], rate_per_s: float, last: Stretch | None, wait_s: float
@@ -206,6 +231,14 @@ def use_rates(made: Callable[[], Rates]) -> None:
     with _PROCESS.lock:
         if _PROCESS.rates is None:
             _PROCESS.rates = made()
+
+
+def rest_rates() -> None:
+    """Nothing is sent here for now."""
+    with _PROCESS.lock:
+        rates = _PROCESS.rates
+    if rates is not None:
+        rates.rest()
 
 
 def close_http_loops() -> None:

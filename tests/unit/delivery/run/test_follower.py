@@ -316,7 +316,7 @@ def test_d1_a_batch_that_takes_hours_goes_on_where_it_stopped() -> None:
     world.turn()
     for nth in range(1, 4):
         world.through["slow"] = f"{nth:03}"
-        world.follower.catch_up(world.one("slow"))
+        assert world.follower.catch_up(world.one("slow")) == {"slow"}, "it goes on at once"
         assert world.store.cursors("slow") == {P0: Cursor(0, f"{nth:03}")}
     assert [span.begun.through for span in world.spans if span.paths][-3:] == ["", "001", "002"]
     assert world.budgets[-3:] == [10.0] * 3, "it gets somewhere: no reason for longer turns"

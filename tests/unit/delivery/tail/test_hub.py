@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evermark.delivery.tail import hub as hub_module
+from evermark.delivery.tail.catching_up import end_of_reading
 from evermark.delivery.tail.hub import Client, Hub, TailLimits
 from evermark.delivery.tail.place import Trouble, places_of
 from evermark.delivery.tail.wish import Wish
@@ -170,6 +172,62 @@ def test_a_slow_client_reads_the_log_and_meets_the_others_again() -> None:
         assert report.now == 0 and hub.ring.wishes == ()
 
     run(story)
+
+
+def test_slow_clients_read_the_log_together() -> None:
+    """GIVEN ten clients of one wish that take nothing, from different places, and one of another wish, while more comes
+    than the ring keeps WHEN they go on THEN each has its events once and in order, and the log is hardly read more
+    often than for one of each wish; what is kept for them is bounded.
+    """
+    other = Wish(where="data.n = 1")
+
+    async def story() -> None:
+        log, report = MemoryLog(), Reported()
+        log.take(P0)
+        hub = await hub_over(log, report, limits=replace(QUICK, ring_bytes=1, chunk_bytes=3_000, shared_bytes=50_000))
+        made: list[list[str]] = []
+        clients: list[tuple[AsyncIterator[bytes], Browser, int]] = []
+        for number in range(11):
+            client = await hub.client(other if number == 10 else ALL, None)
+            pieces, browser = client.pieces(), Browser()
+            browser.read(await anext(pieces))
+            clients.append((pieces, browser, len(made)))
+            made.append(log.take(P0, 3))
+            await read_on(hub)
+        made += [log.take(P0, 3) for _ in range(200)]
+        await read_on(hub)
+        log.pieces_read = 0
+        last = {made[-1][-1], made[-1][1]}
+        # Each in its turn takes a piece, as clients of the same slowness do.
+        while some := [one for one in clients if not last & set(one[1].ids)]:
+            for pieces, browser, _ in some:
+                browser.read(await anext(pieces))
+            assert hub.readings._bytes <= 50_000
+        for pieces, browser, began in clients[:10]:
+            assert browser.ids == [one for batch in made[began:] for one in batch]
+            await pieces.aclose()
+        assert clients[10][1].ids == [batch[1] for batch in made[10:]]
+        alone = len(made)  # of one reader of each wish: a batch at a time
+        assert log.pieces_read < 2 * alone, "and not as often as there are clients"
+
+    run(story)
+
+
+@given(
+    sizes=st.lists(st.integers(1, 500), min_size=1, max_size=60),
+    bytes_max=st.integers(1, 2_000),
+    data=st.data(),
+)
+def test_a_reading_ends_with_a_batch_where_it_can(sizes: list[int], bytes_max: int, data: st.DataObject) -> None:
+    """GIVEN events of any size in batches of any size THEN a reading has at least one, never more than one beyond its
+    size, and not less than half of what fits where that has the end of a batch."""
+    batches = sorted(data.draw(st.lists(st.integers(1, 20), min_size=len(sizes), max_size=len(sizes))))
+    kept = end_of_reading(sizes, batches, bytes_max)
+    fits = next((n for n in range(1, len(sizes)) if sum(sizes[:n]) >= bytes_max), len(sizes))
+    assert 1 <= kept <= fits
+    if kept < len(sizes):
+        ends = [n for n in range(max(1, fits // 2), fits + 1) if batches[n] != batches[n - 1]]
+        assert kept == fits if not ends else kept in ends
 
 
 def test_a_wish_that_came_while_a_batch_was_matched_misses_nothing() -> None:
