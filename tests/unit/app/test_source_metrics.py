@@ -55,7 +55,7 @@ class Scene:
             lease_limits=LIMITS,
         )  # fmt: skip
         self.stores = stores
-        tasks: Any = SimpleNamespace(write_chunks=None, write_pieces=None)
+        tasks: Any = SimpleNamespace(write_chunks=None, write_pieces=lambda *_: [])
         delivery: Any = SimpleNamespace(on_span=lambda _: None)
         self.works = LaneWorks(stores, tasks, "shop", self.metrics, Limit(), Threads())
         self.runner = SourceRunner(stores, self.works, "shop", self.board, self.metrics, delivery, Threads())

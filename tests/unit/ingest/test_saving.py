@@ -218,25 +218,25 @@ def test_s8_the_store_is_asked_once_for_partitions_that_are_begun_together_and_n
     try through."""
     scene = Scene(SavePolicy(), BreakerLimits(threshold=2, timeout_s=30.0))
     calls = scene.store.calls
-    standing = scene.taker.look()
+    fenced = scene.taker.fence([0, 1, 2])
     assert scene.store.calls - calls == 1
-    scene.taker.begin(0, standing)
+    scene.taker.begin(0, fenced[0])
     assert scene.store.calls - calls == 2, "it saved where reading begins"
     scene.take(2)
     scene.store.away = True
     calls = scene.store.calls
     for states in (BreakerState.CLOSED, BreakerState.OPEN):
         scene.taker = scene.owner()
-        standing = scene.taker.look()
-        assert isinstance(standing.away, UnreachableError)
-        assert scene.taker.begin(0, standing).position == position(2)
+        fenced = scene.taker.fence([0])
+        assert isinstance(fenced[0].away, UnreachableError)
+        assert scene.taker.begin(0, fenced[0]).position == position(2)
         assert scene.news.states[-1] is states
     assert scene.store.calls - calls == 2
     scene.store.away = False
-    assert scene.taker.look().away is not None, "the breaker is open"
+    assert scene.taker.fence([0])[0].away is not None, "the breaker is open"
     assert scene.store.calls - calls == 2
     scene.now += 31.0
-    assert scene.taker.look().away is None
+    assert scene.taker.fence([0])[0].away is None
     scene.taker.begin(0)
     assert scene.breaker.state(scene.now) is BreakerState.CLOSED
 
