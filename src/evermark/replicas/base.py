@@ -134,6 +134,10 @@ class ReplicaStore(Protocol):
         """A number that grows with every event this node captures or takes. It is asked often, and is cheap."""
         ...
 
+    def clocks(self) -> dict[str, int]:
+        """The highest reading that was given or taken, by table."""
+        ...
+
     def floors(self, table: str) -> dict[str, int]:
         """Up to where events were collected, by origin."""
         ...

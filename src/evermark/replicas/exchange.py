@@ -64,6 +64,28 @@ class Hello:
 
 
 @dataclass(frozen=True)
+class Standing:
+    """What a node has, for somebody who only looks."""
+
+    hello: Hello
+    floors: Mapping[str, Mapping[str, int]]  # by table and origin: up to where events were collected
+
+    def as_json(self) -> dict[str, Any]:
+        return {"hello": self.hello.as_json(), "floors": {table: dict(each) for table, each in self.floors.items()}}
+
+    @classmethod
+    def from_json(cls, value: Any) -> Standing:
+        try:
+            floors = {
+                str(table): {str(origin): int(floor) for origin, floor in each.items()}
+                for table, each in value["floors"].items()
+            }
+            return cls(Hello.from_json(value["hello"]), floors)
+        except (KeyError, TypeError, ValueError, AttributeError):
+            raise FormatError("what a peer has cannot be read", hint="it is of another version of evermark") from None
+
+
+@dataclass(frozen=True)
 class Page:
     """Events of a table, and what they cover."""
 

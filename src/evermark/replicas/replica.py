@@ -23,10 +23,10 @@ from evermark.replicas import members as membership
 from evermark.replicas.base import Collected, Cut, Ingested, ReplicaStore
 from evermark.replicas.digests import Difference, Digest, RowDigest, Span, differing, digest_of
 from evermark.replicas.event import Event, born_ms, image_text, member_of, new_origin
-from evermark.replicas.exchange import PAGE_EVENTS, PROTOCOL, Evicted, Hello, Manifest, Page, Peer
+from evermark.replicas.exchange import PAGE_EVENTS, PROTOCOL, Evicted, Hello, Manifest, Page, Peer, Standing
 from evermark.replicas.members import Floors, Member, Said
 from evermark.replicas.paging import SnapshotRequired, Stretch, coverage, stretches, wanted
-from evermark.replicas.ranges import NOTHING, Held, Ranges, union
+from evermark.replicas.ranges import NOTHING, Held, Ranges, lacking, union
 from evermark.replicas.snapshots import Snapshots, verified
 from evermark.replicas.values import Table
 
@@ -129,10 +129,21 @@ class Replica:
         self._met(theirs)
         return self.hello()
 
-    def answer_pull(self, peer: str, table: str, origin: str, held: Held, limit: int) -> Page:
+    def standing(self) -> Standing:
+        """What this node has; unlike a hello it changes nothing, here or with the asker."""
+        store = self.store
+        tables = store.tables()
+        held, clocks = {name: store.held(name) for name in tables}, store.clocks()
+        said = Said(store.identity()[0], 0, held, clocks, store.evicted())
+        hello = Hello(self.name, self._protocol, self._now_ms(), tables, said, {})
+        return Standing(hello, {name: store.floors(name) for name in tables})
+
+    def answer_pull(self, peer: str, table: str, origin: str, held: Held, limit: int, only: Held | None = None) -> Page:
+        """`only`: nothing but these is asked for, whatever else the asker has not got."""
         self._check_asker(peer, table, origin)
         mine = self.store.held(table)
-        found = wanted(table, mine, self.store.floors(table), held)
+        asked = mine if only is None else {each: mine[each] & only.get(each, NOTHING) for each in mine}
+        found = wanted(table, asked, self.store.floors(table), held)
         page, events = self._page(table, found, limit)
         self._note_told(table, coverage(found, page, {}).covered)
         return Page(events, coverage(found, page, mine))
@@ -149,9 +160,12 @@ class Replica:
         self._ingest(table, events)
         return self.store.held(table)
 
-    def answer_snapshot(self, table: str) -> Manifest:
+    def answer_snapshot(self, table: str, covering: Held | None = None) -> Manifest:
+        """`covering`: one that is older than these events will not do."""
         self._check_open(table)
         newest = self._snapshots.newest(table)
+        if newest is not None and lacking(newest.held, covering or {}):
+            newest = None
         if newest is not None and self._now_ms() - newest.made_ms < self.limits.snapshot_age_ms:
             held, floors = union(newest.held, self.store.lost(table)), self.store.floors(table)
             is_usable = all(held.get(o, NOTHING).contiguous >= floor for o, floor in floors.items())

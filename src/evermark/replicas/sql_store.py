@@ -146,8 +146,10 @@ class SqlStore(SqlSnapshots):
             origin = self._meta("origin")
             names = list(self.tables())
             held = {name: self.held(name) for name in names}
-            clocks = {name: int(self._meta(self._clock_key(name), "0")) for name in names}
-            return Said(origin, tick, held, clocks, self.evicted())
+            return Said(origin, tick, held, self.clocks(), self.evicted())
+
+    def clocks(self) -> dict[str, int]:
+        return {name: int(self._meta(self._clock_key(name), "0")) for name in self.tables()}
 
     def head(self) -> int:
         rows = self._all("select value from replication_meta where key like 'origin_seq::%'")
