@@ -82,6 +82,10 @@ class ReplicaStore(Protocol):
         older program left get numbers. Doing it again changes nothing, but for columns that were given."""
         ...
 
+    def renew_capture(self) -> list[str]:
+        """Make the triggers anew where another version of this program made them; the tables of which it did."""
+        ...
+
     def left_out(self, table: str) -> list[str]:
         """Columns of a replicated table that are not."""
         ...
