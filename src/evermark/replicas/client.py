@@ -70,8 +70,8 @@ class HttpPeer:
         body = self._ask("push", events_to_bytes(events, {"table": table, "origin": origin}))
         return held_from(_read_json(self.name, body)["held"])
 
-    def snapshot(self, table: str, covering: Held | None = None) -> Manifest:
-        asked = {"table": table, "covering": held_as_json(covering or {})}
+    def snapshot(self, table: str, native: str | None = None, covering: Held | None = None) -> Manifest:
+        asked = {"table": table, "native": native, "covering": held_as_json(covering or {})}
         return Manifest.from_json(self._json("snapshot", asked))
 
     def chunk(self, snapshot: str, number: int) -> bytes:

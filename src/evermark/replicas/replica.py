@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -25,6 +28,7 @@ from evermark.replicas.digests import Difference, Digest, RowDigest, Span, diffe
 from evermark.replicas.event import Event, born_ms, image_text, member_of, new_origin
 from evermark.replicas.exchange import PAGE_EVENTS, PROTOCOL, Evicted, Hello, Manifest, Page, Peer, Standing
 from evermark.replicas.members import Floors, Member, Said
+from evermark.replicas.native import NotNative
 from evermark.replicas.paging import SnapshotRequired, Stretch, coverage, stretches, wanted
 from evermark.replicas.ranges import NOTHING, Held, Ranges, lacking, union
 from evermark.replicas.snapshots import Snapshots, verified
@@ -163,18 +167,24 @@ class Replica:
         self._ingest(table, events)
         return self.store.held(table)
 
-    def answer_snapshot(self, table: str, covering: Held | None = None) -> Manifest:
-        """`covering`: one that is older than these events will not do."""
+    def answer_snapshot(self, table: str, covering: Held | None = None, native: str | None = None) -> Manifest:
+        """`covering`: one that is older than these events will not do. `native`: as files, if that is our form."""
         self._check_open(table)
-        newest = self._snapshots.newest(table)
-        if newest is not None and lacking(newest.held, covering or {}):
-            newest = None
+        if native is not None and native == self.store.native_form(table):
+            with suppress(NotNative):
+                return self._snapshot(table, covering or {}, is_native=True)
+        return self._snapshot(table, covering or {}, is_native=False)
+
+    def _snapshot(self, table: str, covering: Held, *, is_native: bool) -> Manifest:
+        newest = self._snapshots.newest(table, is_native=is_native)
         if newest is not None and self._now_ms() - newest.made_ms < self.limits.snapshot_age_ms:
             held, floors = union(newest.held, self.store.lost(table)), self.store.floors(table)
             is_usable = all(held.get(o, NOTHING).contiguous >= floor for o, floor in floors.items())
+            is_usable = is_usable and not lacking(newest.held, covering)
             if is_usable and newest.form == self.store.tables()[table].as_json():
                 return newest
-        made = self._snapshots.make(self.store, table, self._now_ms())
+        make = self._snapshots.make_native if is_native else self._snapshots.make
+        made = make(self.store, table, self._now_ms())
         self._note_told(table, made.held)
         return made
 
@@ -448,16 +458,37 @@ class Replica:
 
     def _bootstrap(self, peer: Peer, table: str, done: Synced) -> None:
         """Take a snapshot of a peer, chunk by chunk, then merge it at once. Chunks of an earlier try are kept."""
-        spec = self.store.tables()[table]
-        manifest, kept = verified(peer.snapshot(table), spec), self._snapshots
-        for number in kept.missing(peer.name, manifest):
-            kept.take(peer.name, manifest, number, peer.chunk(manifest.id, number))
-        cut = Cut(manifest.held, manifest.clock)
-        self._patiently(
-            lambda: self.store.merge(table, cut, lambda: kept.taken(peer.name, manifest, spec), self._now_ms())
-        )
-        kept.done_with(peer.name, manifest)
+        native = self.store.native_form(table) if self.store.is_empty(table) else None
+        try:
+            self._take_snapshot(peer, table, native)
+        except NotNative:
+            self._take_snapshot(peer, table, None)
         done.snapshots += 1
+
+    def _take_snapshot(self, peer: Peer, table: str, native: str | None) -> None:
+        spec = self.store.tables()[table]
+        manifest, kept = verified(peer.snapshot(table, native), spec), self._snapshots
+        self._take_chunks(peer, manifest, kept.missing(peer.name, manifest))
+        cut = Cut(manifest.held, manifest.clock)
+
+        def merge() -> int:
+            if manifest.files:
+                files = kept.taken_files(peer.name, manifest)
+                return self.store.take_dump(table, cut, files, self._now_ms())
+            return self.store.merge(table, cut, lambda: kept.taken(peer.name, manifest, spec), self._now_ms())
+
+        self._patiently(merge)
+        kept.done_with(peer.name, manifest)
+
+    def _take_chunks(self, peer: Peer, manifest: Manifest, missing: Sequence[int]) -> None:
+        """The next one is on its way while one is checked and written."""
+        with ThreadPoolExecutor(1) as threads:
+            coming = [threads.submit(peer.chunk, manifest.id, number) for number in missing[:1]]
+            for number, following in itertools.zip_longest(missing, missing[1:]):
+                data = coming.pop().result()
+                if following is not None:
+                    coming.append(threads.submit(peer.chunk, manifest.id, following))
+                self._snapshots.take(peer.name, manifest, number, data)
 
     # Upkeep.
 

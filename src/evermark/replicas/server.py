@@ -180,7 +180,8 @@ def _push(replica: Replica, peer: str, body: bytes) -> bytes:
 
 def _snapshot(replica: Replica, _peer: str, body: bytes) -> bytes:
     asked = _asked(body)
-    made = replica.answer_snapshot(str(asked.get("table")), held_from(asked.get("covering", {})))
+    covering, native = held_from(asked.get("covering", {})), asked.get("native")
+    made = replica.answer_snapshot(str(asked.get("table")), covering, None if native is None else str(native))
     return json.dumps(made.as_json()).encode()
 
 

@@ -96,7 +96,7 @@ class SnapshotRepair(Repair):
             manifests: dict[str, Manifest] = {}
             for name, table in tables.items():
                 covering = _both(logged.done.get(name, {}), standing.hello.said.held.get(name, {}))
-                manifests[name] = verified(peer.snapshot(name, covering), table)
+                manifests[name] = verified(peer.snapshot(name, covering=covering), table)
         end = max(plan.end, number_of(left_at) if left_at is not None else 0)
         done = {name: union(logged.done.get(name, {}), manifest.held) for name, manifest in manifests.items()}
         self._following = Plan(self._fresh_origin(), end + JUMP, done)
