@@ -47,6 +47,7 @@ PARTS: Mapping[str, Sequence[str]] = {
         "tests/contract/cli",
         "tests/contract/delivery",
         "tests/contract/log",
+        "tests/contract/replica_source",
         "tests/contract/replicas",
         "tests/contract/state",
         "tests/contract/storage",
