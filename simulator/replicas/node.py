@@ -78,7 +78,7 @@ class MemorySnapshots(Snapshots):
         self._kept[made.id] = (made, [data for _, data in files])
         return made
 
-    def newest(self, table: str) -> Manifest | None:
+    def newest(self, table: str, *, is_native: bool = False) -> Manifest | None:
         return list(self._kept.values())[-1][0] if self._kept else None
 
     def chunk(self, snapshot: str, number: int) -> bytes:
@@ -217,8 +217,8 @@ class Link:
         here = self._here.name
         return self._through(lambda: self._there.replica.answer_push(here, table, origin, sent))  # type: ignore[no-any-return]
 
-    def snapshot(self, table: str) -> Manifest:
-        return self._through(lambda: self._there.replica.answer_snapshot(table))  # type: ignore[no-any-return]
+    def snapshot(self, table: str, native: str | None = None) -> Manifest:
+        return self._through(lambda: self._there.replica.answer_snapshot(table, native=native))  # type: ignore[no-any-return]
 
     def chunk(self, snapshot: str, number: int) -> bytes:
         return self._through(lambda: self._there.replica.answer_chunk(snapshot, number))  # type: ignore[no-any-return]

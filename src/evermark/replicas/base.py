@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol
 
 import pyarrow as pa
@@ -82,6 +83,10 @@ class ReplicaStore(Protocol):
         older program left get numbers. Doing it again changes nothing, but for columns that were given."""
         ...
 
+    def renew_capture(self) -> list[str]:
+        """Make the triggers anew where another version of this program made them; the tables of which it did."""
+        ...
+
     def left_out(self, table: str) -> list[str]:
         """Columns of a replicated table that are not."""
         ...
@@ -132,6 +137,10 @@ class ReplicaStore(Protocol):
 
     def head(self) -> int:
         """A number that grows with every event this node captures or takes. It is asked often, and is cheap."""
+        ...
+
+    def clocks(self) -> dict[str, int]:
+        """The highest reading that was given or taken, by table."""
         ...
 
     def floors(self, table: str) -> dict[str, int]:
@@ -202,6 +211,24 @@ class ReplicaStore(Protocol):
         version its maker had seen, was deleted there. All else stays; but versions of an origin that was given up
         (`evict_self`), and that the snapshot's maker has not seen, become new events of the present one.
         """
+        ...
+
+    def is_empty(self, table: str) -> bool:
+        """Whether it has no rows, and never had any of which something is known."""
+        ...
+
+    def native_form(self, table: str) -> str | None:
+        """What another node's table must have been made like for `dump` and `take_dump` (`native`); None: these cannot
+        be used."""
+        ...
+
+    def dump(self, table: str, folder: Path) -> tuple[Cut, Sequence[Path]]:
+        """All rows and versions of one moment as files in the folder. `NotNative`"""
+        ...
+
+    def take_dump(self, table: str, cut: Cut, files: Sequence[Path], now_ms: int) -> int:
+        """As `merge`, into a table that is empty. `NotNative` if it is not, or the files are not what they should be;
+        then nothing has changed."""
         ...
 
     def row_digests(self, table: str, spans: Sequence[Span]) -> Iterator[Iterator[RowDigest]]:

@@ -12,7 +12,7 @@ from evermark.errors import ConfigError, DeniedError, FormatError, UnreachableEr
 from evermark.replicas.auth import Party
 from evermark.replicas.digests import Digest, RowDigest, Span
 from evermark.replicas.event import Event
-from evermark.replicas.exchange import Hello, Manifest, Page
+from evermark.replicas.exchange import Hello, Manifest, Page, Standing
 from evermark.replicas.ranges import Held, held_as_json, held_from
 from evermark.replicas.snapshots import CHUNK_BYTES_MAX
 from evermark.replicas.values import Table
@@ -52,8 +52,13 @@ class HttpPeer:
     def hello(self, hello: Hello) -> Hello:
         return Hello.from_json(self._json("hello", hello.as_json()))
 
-    def pull(self, table: str, origin: str, held: Held, limit: int) -> Page:
-        asked = {"table": table, "origin": origin, "from_by_origin": held_as_json(held), "limit": limit}
+    def standing(self) -> Standing:
+        return Standing.from_json(self._json("standing", {}))
+
+    def pull(self, table: str, origin: str, held: Held, limit: int, only: Held | None = None) -> Page:
+        asked: dict[str, Any] = {"table": table, "origin": origin, "from_by_origin": held_as_json(held), "limit": limit}
+        if only is not None:
+            asked["only"] = held_as_json(only)
         body = self._ask("pull", json.dumps(asked).encode())
         return Page(events_from_bytes(body, self._tables()[table]), coverage_from(note_of(body)))
 
@@ -65,8 +70,9 @@ class HttpPeer:
         body = self._ask("push", events_to_bytes(events, {"table": table, "origin": origin}))
         return held_from(_read_json(self.name, body)["held"])
 
-    def snapshot(self, table: str) -> Manifest:
-        return Manifest.from_json(self._json("snapshot", {"table": table}))
+    def snapshot(self, table: str, native: str | None = None, covering: Held | None = None) -> Manifest:
+        asked = {"table": table, "native": native, "covering": held_as_json(covering or {})}
+        return Manifest.from_json(self._json("snapshot", asked))
 
     def chunk(self, snapshot: str, number: int) -> bytes:
         asked = json.dumps({"snapshot": snapshot, "number": number}).encode()

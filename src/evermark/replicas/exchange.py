@@ -64,6 +64,28 @@ class Hello:
 
 
 @dataclass(frozen=True)
+class Standing:
+    """What a node has, for somebody who only looks."""
+
+    hello: Hello
+    floors: Mapping[str, Mapping[str, int]]  # by table and origin: up to where events were collected
+
+    def as_json(self) -> dict[str, Any]:
+        return {"hello": self.hello.as_json(), "floors": {table: dict(each) for table, each in self.floors.items()}}
+
+    @classmethod
+    def from_json(cls, value: Any) -> Standing:
+        try:
+            floors = {
+                str(table): {str(origin): int(floor) for origin, floor in each.items()}
+                for table, each in value["floors"].items()
+            }
+            return cls(Hello.from_json(value["hello"]), floors)
+        except (KeyError, TypeError, ValueError, AttributeError):
+            raise FormatError("what a peer has cannot be read", hint="it is of another version of evermark") from None
+
+
+@dataclass(frozen=True)
 class Page:
     """Events of a table, and what they cover."""
 
@@ -90,6 +112,7 @@ class Manifest:
     made_ms: int
     chunks: tuple[Chunk, ...]
     digest: str = ""
+    files: tuple[int, ...] = ()  # how many chunks each of its files is made of (`native`); none: chunks are Parquet
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -102,6 +125,7 @@ class Manifest:
             "created_at": self.made_ms,
             "chunks": [{"rows": each.rows, "size": each.size, "digest": each.digest} for each in self.chunks],
             "digest": self.digest,
+            **({"files": list(self.files)} if self.files else {}),
         }
 
     @classmethod
@@ -123,6 +147,7 @@ class Manifest:
                 int(value["created_at"]),
                 chunks,
                 str(value["digest"]),
+                tuple(map(int, value.get("files", ()))),
             )
         except (KeyError, TypeError, ValueError):
             raise FormatError("a snapshot's manifest cannot be read", hint="make a new one") from None
@@ -145,7 +170,9 @@ class Peer(Protocol):
         """Give events; what the peer holds afterwards."""
         ...
 
-    def snapshot(self, table: str) -> Manifest: ...
+    def snapshot(self, table: str, native: str | None = None) -> Manifest:
+        """`native`: as files of such a form, if the peer's table is of that form (`ReplicaStore.native_form`)."""
+        ...
 
     def chunk(self, snapshot: str, number: int) -> bytes: ...
 

@@ -67,6 +67,8 @@ class ReplicaNode:
         """The first thing a process does: a restored or cloned database goes on under a new origin."""
         replica = self.open()
         self.claim(replica)
+        if renewed := replica.renew_capture():
+            self._log.info("triggers of another version of evermark were renewed", tables=renewed)
         for name in self.settings.peers:
             replica.add_member(name)
         return replica

@@ -76,6 +76,13 @@ class Ranges:
                 found.append((start, end))
         return Ranges(tuple(found))
 
+    def __and__(self, other: Ranges) -> Ranges:
+        return self - (self - other)
+
+    @property
+    def count(self) -> int:
+        return sum(end - start + 1 for start, end in self.parts)
+
     def covers(self, other: Ranges) -> bool:
         return not other - self
 

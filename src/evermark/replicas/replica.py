@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -23,10 +26,11 @@ from evermark.replicas import members as membership
 from evermark.replicas.base import Collected, Cut, Ingested, ReplicaStore
 from evermark.replicas.digests import Difference, Digest, RowDigest, Span, differing, digest_of
 from evermark.replicas.event import Event, born_ms, image_text, member_of, new_origin
-from evermark.replicas.exchange import PAGE_EVENTS, PROTOCOL, Evicted, Hello, Manifest, Page, Peer
+from evermark.replicas.exchange import PAGE_EVENTS, PROTOCOL, Evicted, Hello, Manifest, Page, Peer, Standing
 from evermark.replicas.members import Floors, Member, Said
+from evermark.replicas.native import NotNative
 from evermark.replicas.paging import SnapshotRequired, Stretch, coverage, stretches, wanted
-from evermark.replicas.ranges import NOTHING, Held, Ranges, union
+from evermark.replicas.ranges import NOTHING, Held, Ranges, lacking, union
 from evermark.replicas.snapshots import Snapshots, verified
 from evermark.replicas.values import Table
 
@@ -111,6 +115,9 @@ class Replica:
         self._renewed(origin)
         return origin
 
+    def renew_capture(self) -> list[str]:
+        return self._patiently(self.store.renew_capture)
+
     # Answers.
 
     def hello(self) -> Hello:
@@ -129,10 +136,21 @@ class Replica:
         self._met(theirs)
         return self.hello()
 
-    def answer_pull(self, peer: str, table: str, origin: str, held: Held, limit: int) -> Page:
+    def standing(self) -> Standing:
+        """What this node has; unlike a hello it changes nothing, here or with the asker."""
+        store = self.store
+        tables = store.tables()
+        held, clocks = {name: store.held(name) for name in tables}, store.clocks()
+        said = Said(store.identity()[0], 0, held, clocks, store.evicted())
+        hello = Hello(self.name, self._protocol, self._now_ms(), tables, said, {})
+        return Standing(hello, {name: store.floors(name) for name in tables})
+
+    def answer_pull(self, peer: str, table: str, origin: str, held: Held, limit: int, only: Held | None = None) -> Page:
+        """`only`: nothing but these is asked for, whatever else the asker has not got."""
         self._check_asker(peer, table, origin)
         mine = self.store.held(table)
-        found = wanted(table, mine, self.store.floors(table), held)
+        asked = mine if only is None else {each: mine[each] & only.get(each, NOTHING) for each in mine}
+        found = wanted(table, asked, self.store.floors(table), held)
         page, events = self._page(table, found, limit)
         self._note_told(table, coverage(found, page, {}).covered)
         return Page(events, coverage(found, page, mine))
@@ -149,15 +167,24 @@ class Replica:
         self._ingest(table, events)
         return self.store.held(table)
 
-    def answer_snapshot(self, table: str) -> Manifest:
+    def answer_snapshot(self, table: str, covering: Held | None = None, native: str | None = None) -> Manifest:
+        """`covering`: one that is older than these events will not do. `native`: as files, if that is our form."""
         self._check_open(table)
-        newest = self._snapshots.newest(table)
+        if native is not None and native == self.store.native_form(table):
+            with suppress(NotNative):
+                return self._snapshot(table, covering or {}, is_native=True)
+        return self._snapshot(table, covering or {}, is_native=False)
+
+    def _snapshot(self, table: str, covering: Held, *, is_native: bool) -> Manifest:
+        newest = self._snapshots.newest(table, is_native=is_native)
         if newest is not None and self._now_ms() - newest.made_ms < self.limits.snapshot_age_ms:
             held, floors = union(newest.held, self.store.lost(table)), self.store.floors(table)
             is_usable = all(held.get(o, NOTHING).contiguous >= floor for o, floor in floors.items())
+            is_usable = is_usable and not lacking(newest.held, covering)
             if is_usable and newest.form == self.store.tables()[table].as_json():
                 return newest
-        made = self._snapshots.make(self.store, table, self._now_ms())
+        make = self._snapshots.make_native if is_native else self._snapshots.make
+        made = make(self.store, table, self._now_ms())
         self._note_told(table, made.held)
         return made
 
@@ -431,16 +458,37 @@ class Replica:
 
     def _bootstrap(self, peer: Peer, table: str, done: Synced) -> None:
         """Take a snapshot of a peer, chunk by chunk, then merge it at once. Chunks of an earlier try are kept."""
-        spec = self.store.tables()[table]
-        manifest, kept = verified(peer.snapshot(table), spec), self._snapshots
-        for number in kept.missing(peer.name, manifest):
-            kept.take(peer.name, manifest, number, peer.chunk(manifest.id, number))
-        cut = Cut(manifest.held, manifest.clock)
-        self._patiently(
-            lambda: self.store.merge(table, cut, lambda: kept.taken(peer.name, manifest, spec), self._now_ms())
-        )
-        kept.done_with(peer.name, manifest)
+        native = self.store.native_form(table) if self.store.is_empty(table) else None
+        try:
+            self._take_snapshot(peer, table, native)
+        except NotNative:
+            self._take_snapshot(peer, table, None)
         done.snapshots += 1
+
+    def _take_snapshot(self, peer: Peer, table: str, native: str | None) -> None:
+        spec = self.store.tables()[table]
+        manifest, kept = verified(peer.snapshot(table, native), spec), self._snapshots
+        self._take_chunks(peer, manifest, kept.missing(peer.name, manifest))
+        cut = Cut(manifest.held, manifest.clock)
+
+        def merge() -> int:
+            if manifest.files:
+                files = kept.taken_files(peer.name, manifest)
+                return self.store.take_dump(table, cut, files, self._now_ms())
+            return self.store.merge(table, cut, lambda: kept.taken(peer.name, manifest, spec), self._now_ms())
+
+        self._patiently(merge)
+        kept.done_with(peer.name, manifest)
+
+    def _take_chunks(self, peer: Peer, manifest: Manifest, missing: Sequence[int]) -> None:
+        """The next one is on its way while one is checked and written."""
+        with ThreadPoolExecutor(1) as threads:
+            coming = [threads.submit(peer.chunk, manifest.id, number) for number in missing[:1]]
+            for number, following in itertools.zip_longest(missing, missing[1:]):
+                data = coming.pop().result()
+                if following is not None:
+                    coming.append(threads.submit(peer.chunk, manifest.id, following))
+                self._snapshots.take(peer.name, manifest, number, data)
 
     # Upkeep.
 

@@ -153,10 +153,15 @@ def _hello(replica: Replica, peer: str, body: bytes) -> bytes:
     return json.dumps(replica.answer_hello(peer, Hello.from_json(_asked(body))).as_json()).encode()
 
 
+def _standing(replica: Replica, _peer: str, _body: bytes) -> bytes:
+    return json.dumps(replica.standing().as_json()).encode()
+
+
 def _pull(replica: Replica, peer: str, body: bytes) -> bytes:
     asked = _asked(body)
     held = held_from(asked.get("from_by_origin"))
-    page = replica.answer_pull(peer, str(asked["table"]), str(asked["origin"]), held, _count(asked, "limit"))
+    only = held_from(asked["only"]) if "only" in asked else None
+    page = replica.answer_pull(peer, str(asked["table"]), str(asked["origin"]), held, _count(asked, "limit"), only)
     return events_to_bytes(page.events, coverage_as_json(page.coverage))
 
 
@@ -174,7 +179,10 @@ def _push(replica: Replica, peer: str, body: bytes) -> bytes:
 
 
 def _snapshot(replica: Replica, _peer: str, body: bytes) -> bytes:
-    return json.dumps(replica.answer_snapshot(str(_asked(body).get("table"))).as_json()).encode()
+    asked = _asked(body)
+    covering, native = held_from(asked.get("covering", {})), asked.get("native")
+    made = replica.answer_snapshot(str(asked.get("table")), covering, None if native is None else str(native))
+    return json.dumps(made.as_json()).encode()
 
 
 def _chunk(replica: Replica, _peer: str, body: bytes) -> bytes:
@@ -219,6 +227,7 @@ def _spans(asked: Mapping[str, Any]) -> tuple[str, list[Span]]:
 
 _ALL: Mapping[str, Answer] = {
     "hello": _hello,
+    "standing": _standing,
     "pull": _pull,
     "pull-since": _pull_since,
     "push": _push,

@@ -107,13 +107,18 @@ def resolved(store: str) -> str:
     return store if store.startswith("env:") or is_dsn(store) else str(Path(store).resolve())
 
 
-def _check_url(name: str, url: str) -> None:
+def is_url(url: str) -> bool:
+    """Whether a node can be dialled there."""
     try:
         parts = urlsplit(url)
         is_good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
-        is_good = False
-    if not is_good or parts.username is not None or parts.password is not None:
+        return False
+    return is_good and parts.username is None and parts.password is None
+
+
+def _check_url(name: str, url: str) -> None:
+    if not is_url(url):
         raise ConfigError(f"peers.{name}.url is no url of a peer", hint="for example http://south:8440, without a user")
 
 

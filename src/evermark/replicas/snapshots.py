@@ -9,11 +9,13 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import io
+import itertools
 import json
 import os
 import shutil
 import uuid
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +25,7 @@ import pyarrow.parquet as pq
 
 from evermark.disk import sync_folder, write_whole
 from evermark.errors import BusyError, ConflictError, FormatError, NotFoundError
-from evermark.replicas.base import ReplicaStore
+from evermark.replicas.base import Cut, ReplicaStore
 from evermark.replicas.columns import checked, schema_of
 from evermark.replicas.exchange import Chunk, Manifest
 from evermark.replicas.values import Table
@@ -31,14 +33,17 @@ from evermark.replicas.values import Table
 CHUNK_ROWS = 50_000
 CHUNK_BYTES_MAX = 512 * 1024 * 1024
 _MANIFEST = "manifest.json"
+PIECE_BYTES = 8 * 1024 * 1024
+_PACKERS = 2
+_CODEC = "lz4_raw"
 
 
 class Snapshots:
     """The snapshots that a node has made, in a folder, and what it takes of others'. The newest of a table is kept, and
     the one before it."""
 
-    def __init__(self, folder: Path, chunk_rows: int = CHUNK_ROWS) -> None:
-        self.folder, self._chunk_rows = folder, chunk_rows
+    def __init__(self, folder: Path, chunk_rows: int = CHUNK_ROWS, piece_bytes: int = PIECE_BYTES) -> None:
+        self.folder, self._chunk_rows, self._piece_bytes = folder, chunk_rows, piece_bytes
 
     def make(self, store: ReplicaStore, table: str, now_ms: int) -> Manifest:
         """One consistent cut, under writes; bounded memory. `BusyError` while another is being made of the table."""
@@ -56,19 +61,19 @@ class Snapshots:
                 raise BusyError(f"a snapshot of {table} is being made", hint="ask again in a while") from None
             yield
 
-    def _made(self, store: ReplicaStore, table: str, now_ms: int) -> Manifest:
+    def make_native(self, store: ReplicaStore, table: str, now_ms: int) -> Manifest:
+        """As `make`, but as SQLite files (`native`), cut into pieces. `NotNative`"""
+        with self._making(table):
+            return self._made(store, table, now_ms, is_native=True)
+
+    def _made(self, store: ReplicaStore, table: str, now_ms: int, *, is_native: bool = False) -> Manifest:
         name = f"{table}-{now_ms:013d}-{uuid.uuid4().hex[:8]}"
         draft = self.folder / f".{name}"
         draft.mkdir(parents=True)
         try:
-            chunks: list[Chunk] = []
-            with store.snapshot(table, self._chunk_rows) as (cut, lists):
-                for rows in lists:
-                    data = encoded(rows)
-                    _write(draft / _file(len(chunks)), data)
-                    chunks.append(Chunk(rows.num_rows, len(data), hashlib.sha256(data).hexdigest()))
+            cut, chunks, files = (self._dumped if is_native else self._written)(store, table, draft)
             form = store.tables()[table].as_json()
-            manifest = Manifest(name, table, form, cut.held, cut.clock, now_ms, tuple(chunks))
+            manifest = Manifest(name, table, form, cut.held, cut.clock, now_ms, tuple(chunks), files=files)
             manifest = replace(manifest, digest=whole_digest(manifest))
             write_whole(draft / _MANIFEST, json.dumps(manifest.as_json()))
             draft.rename(self.folder / name)
@@ -76,14 +81,37 @@ class Snapshots:
         except BaseException:
             shutil.rmtree(draft, ignore_errors=True)
             raise
-        kept = self._of(table)[-2:]
+        kept = [*self._of(table, is_native=False)[-2:], *self._of(table, is_native=True)[-2:]]
         for old in self.folder.glob(f"{table}-*"):  # those of another format as well
             if old not in kept:
                 shutil.rmtree(old, ignore_errors=True)
         return manifest
 
-    def newest(self, table: str) -> Manifest | None:
-        found = [manifest for manifest in self.list() if manifest.table == table]
+    def _written(self, store: ReplicaStore, table: str, draft: Path) -> tuple[Cut, list[Chunk], tuple[int, ...]]:
+        chunks: list[Chunk] = []
+        with store.snapshot(table, self._chunk_rows) as (cut, lists):
+            for rows in lists:
+                data = encoded(rows)
+                _write(draft / _file(len(chunks)), data)
+                chunks.append(Chunk(rows.num_rows, len(data), hashlib.sha256(data).hexdigest()))
+        return cut, chunks, ()
+
+    def _dumped(self, store: ReplicaStore, table: str, draft: Path) -> tuple[Cut, list[Chunk], tuple[int, ...]]:
+        cut, files = store.dump(table, draft)
+        chunks: list[Chunk] = []
+        counts = []
+        with ThreadPoolExecutor(_PACKERS) as threads:
+            for path in files:
+                before = len(chunks)
+                for data in threads.map(_packed, _pieces(path, self._piece_bytes)):
+                    _write(draft / _file(len(chunks), is_native=True), data)
+                    chunks.append(Chunk(0, len(data), hashlib.sha256(data).hexdigest()))
+                counts.append(len(chunks) - before)
+                path.unlink()
+        return cut, chunks, tuple(counts)
+
+    def newest(self, table: str, *, is_native: bool = False) -> Manifest | None:
+        found = [each for each in self.list() if each.table == table and bool(each.files) == is_native]
         return max(found, key=lambda manifest: manifest.id, default=None)
 
     def list(self) -> list[Manifest]:
@@ -95,10 +123,11 @@ class Snapshots:
         return found
 
     def chunk(self, snapshot: str, number: int) -> bytes:
-        path = self.folder / snapshot / _file(number)
-        if path.parent.parent != self.folder or snapshot.startswith(".") or not path.is_file():
-            raise NotFoundError(f"there is no chunk {number} of {snapshot[:120]!r}", hint="ask for a new snapshot")
-        return path.read_bytes()
+        for is_native in (False, True):
+            path = self.folder / snapshot / _file(number, is_native=is_native)
+            if path.parent.parent == self.folder and not snapshot.startswith(".") and path.is_file():
+                return path.read_bytes()
+        raise NotFoundError(f"there is no chunk {number} of {snapshot[:120]!r}", hint="ask for a new snapshot")
 
     def missing(self, peer: str, manifest: Manifest) -> Sequence[int]:
         """The chunks of a peer's snapshot that are still to be taken. What was taken of another one is thrown away."""
@@ -107,35 +136,51 @@ class Snapshots:
             if old != folder:
                 shutil.rmtree(old, ignore_errors=True)
         folder.mkdir(parents=True, exist_ok=True)
-        return [number for number in range(len(manifest.chunks)) if not (folder / _file(number)).exists()]
+        return [
+            number for number in range(len(manifest.chunks)) if not (folder / _chunk_file(manifest, number)).exists()
+        ]
 
     def take(self, peer: str, manifest: Manifest, number: int, data: bytes) -> None:
         """Set a chunk aside, durably; refused if it is not what the manifest says."""
         _undamaged(manifest, number, data)
         folder = self._taken(peer, manifest)
-        draft = folder / f".{_file(number)}"
+        draft = folder / f".{_chunk_file(manifest, number)}"
         _write(draft, data)
-        draft.rename(folder / _file(number))
+        draft.rename(folder / _chunk_file(manifest, number))
         sync_folder(folder)
 
     def taken(self, peer: str, manifest: Manifest, table: Table) -> Iterator[pa.Table]:
         """The rows of a snapshot of which no chunk is missing."""
         folder = self._taken(peer, manifest)
         for number in range(len(manifest.chunks)):
-            try:
-                data = (folder / _file(number)).read_bytes()
-            except FileNotFoundError:
-                raise ConflictError(
-                    f"{table.name}: chunk {number} of the snapshot {manifest.id} was thrown away meanwhile",
-                    hint="another process of this node syncs with the same peer: it is tried again",
-                ) from None
+            data = _set_aside(folder, manifest, number)
             try:
                 rows = decoded(table, manifest, number, data)
             except FormatError:
                 if not _is_undamaged(manifest, number, data):
-                    (folder / _file(number)).unlink(missing_ok=True)  # by this disk: it is asked for again
+                    (folder / _chunk_file(manifest, number)).unlink(
+                        missing_ok=True
+                    )  # by this disk: it is asked for again
                 raise
             yield rows
+
+    def taken_files(self, peer: str, manifest: Manifest) -> Sequence[Path]:
+        """The files of a snapshot of which no chunk is missing, put together."""
+        folder, numbers, files = self._taken(peer, manifest), iter(range(len(manifest.chunks))), list[Path]()
+        for at, count in enumerate(manifest.files):
+            files.append(folder / f"file{at}.db")
+            with open(files[-1], "wb") as file:
+                for number in itertools.islice(numbers, count):
+                    data = _set_aside(folder, manifest, number)
+                    try:
+                        _undamaged(manifest, number, data)
+                    except FormatError:
+                        (folder / _chunk_file(manifest, number)).unlink(
+                            missing_ok=True
+                        )  # by this disk: it is asked for again
+                        raise
+                    file.write(_unpacked(manifest, number, data))
+        return files
 
     def done_with(self, peer: str, manifest: Manifest) -> None:
         shutil.rmtree(self._taken(peer, manifest), ignore_errors=True)
@@ -144,13 +189,27 @@ class Snapshots:
         # By its digest, which was checked: what a peer calls its snapshot is no name for a folder.
         return self.folder / f".taken.{peer}.{manifest.table}.{manifest.digest}"
 
-    def _of(self, table: str) -> Sequence[Path]:
-        found = [manifest.id for manifest in self.list() if manifest.table == table]
+    def _of(self, table: str, *, is_native: bool) -> Sequence[Path]:
+        found = [each.id for each in self.list() if each.table == table and bool(each.files) == is_native]
         return [self.folder / name for name in sorted(found)]
 
 
-def _file(number: int) -> str:
-    return f"{number:06d}.parquet"
+def _file(number: int, *, is_native: bool = False) -> str:
+    return f"{number:06d}.{'lz4' if is_native else 'parquet'}"
+
+
+def _chunk_file(manifest: Manifest, number: int) -> str:
+    return _file(number, is_native=bool(manifest.files))
+
+
+def _set_aside(folder: Path, manifest: Manifest, number: int) -> bytes:
+    try:
+        return (folder / _chunk_file(manifest, number)).read_bytes()
+    except FileNotFoundError:
+        raise ConflictError(
+            f"{manifest.table}: chunk {number} of the snapshot {manifest.id} was thrown away meanwhile",
+            hint="another process of this node syncs with the same peer: it is tried again",
+        ) from None
 
 
 def _write(path: Path, data: bytes) -> None:
@@ -158,6 +217,28 @@ def _write(path: Path, data: bytes) -> None:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
+
+
+def _pieces(path: Path, size: int) -> Iterator[bytes]:
+    with open(path, "rb") as file:
+        while piece := file.read(size):
+            yield piece
+
+
+def _packed(piece: bytes) -> bytes:
+    made: bytes = pa.compress(piece, codec=_CODEC, asbytes=True)
+    return len(piece).to_bytes(8, "big") + made
+
+
+def _unpacked(manifest: Manifest, number: int, data: bytes) -> bytes:
+    size = int.from_bytes(data[:8], "big")
+    try:
+        if size > PIECE_BYTES:
+            raise ValueError("it is too large")
+        made: bytes = pa.decompress(data[8:], size, _CODEC, asbytes=True)
+    except (pa.ArrowException, ValueError, OSError) as error:
+        raise FormatError(f"chunk {number} of {manifest.id} cannot be read: {error}", hint="see the peer") from None
+    return made
 
 
 def encoded(rows: pa.Table) -> bytes:
@@ -199,6 +280,8 @@ def verified(manifest: Manifest, table: Table) -> Manifest:
         raise FormatError(f"the manifest of the snapshot {manifest.id} is damaged", hint="make a new snapshot")
     if manifest.table != table.name or Table.from_json(table.name, manifest.form) != table:
         raise FormatError(f"the snapshot {manifest.id} is of a table with other columns", hint="compare the tables")
+    if sum(manifest.files) != (len(manifest.chunks) if manifest.files else 0) or len(manifest.files) not in (0, 2):
+        raise FormatError(f"the snapshot {manifest.id} is of other files than it should", hint="see the peer")
     if any(chunk.size > CHUNK_BYTES_MAX for chunk in manifest.chunks):
         raise FormatError(f"the snapshot {manifest.id} has chunks that are too large", hint="make it with smaller ones")
     return manifest

@@ -6,6 +6,7 @@ import itertools
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -16,6 +17,7 @@ from evermark.replicas.base import Cut
 from evermark.replicas.columns import VERSION_FIELDS, images_of, row_digests, tombstones
 from evermark.replicas.digests import RowDigest, Span
 from evermark.replicas.event import Event, Image, Operation, Version
+from evermark.replicas.native import NotNative
 from evermark.replicas.ranges import (
     NOTHING,
     Held,
@@ -60,6 +62,25 @@ class SqlSnapshots(SqlBase):
         return images_of(spec, self._live_of(spec, records))
 
     def merge(self, table: str, cut: Cut, rows: Callable[[], Iterator[pa.Table]], now_ms: int) -> int:
+        def load(spec: Table, is_empty: bool) -> int:
+            return self._load(spec, rows) if is_empty else self._merge_rows(spec, rows)
+
+        return self._merge(table, cut, load, now_ms)
+
+    def is_empty(self, table: str) -> bool:
+        self._table(table)
+        return not any(self._all(f'select 1 from "{table}{kind}" limit 1') for kind in ("", "_Versions"))
+
+    def native_form(self, table: str) -> str | None:
+        return None
+
+    def dump(self, table: str, folder: Path) -> tuple[Cut, Sequence[Path]]:
+        raise NotNative(f"{table} is in a database without files", hint="its snapshot is made as columns")
+
+    def take_dump(self, table: str, cut: Cut, files: Sequence[Path], now_ms: int) -> int:
+        raise NotNative(f"{table} is in a database without files", hint="its snapshot is taken as columns")
+
+    def _merge(self, table: str, cut: Cut, load: Callable[[Table, bool], int], now_ms: int) -> int:
         spec = self._table(table)
         with self._writing():
             self._lock_table(table)
@@ -68,8 +89,7 @@ class SqlSnapshots(SqlBase):
             held = {origin: ranges for origin, ranges in self.held(table).items() if origin not in given_up}
             self._note_cut(cut.held)
             unseen = self._unseen(table, given_up)
-            is_empty = not any(self._all(f'select 1 from "{table}{kind}" limit 1') for kind in ("", "_Versions"))
-            changed = self._load(spec, rows) if is_empty else self._merge_rows(spec, rows)
+            changed = load(spec, self.is_empty(table))
             self._raise_clock(table, cut.clock)
             self._rebase(spec, unseen, given_up, cut.held, now_ms)
             new = {

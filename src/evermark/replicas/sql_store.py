@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from evermark.errors import ConflictError, FormatError
+from evermark.errors import BusyError, ConflictError, EvermarkError, FormatError, SetupError, UnreachableError
 from evermark.replicas import clock
 from evermark.replicas.base import Collected, Counts, Ingested, Quarantined
 from evermark.replicas.event import Event, Operation, Version, beats, image_text, winners
@@ -47,8 +48,34 @@ class SqlStore(SqlSnapshots):
                 self._version_rows(spec, now_ms)
             elif known != spec:
                 self._forget_events(table)
-            self._script(self._triggers(spec))
+            self._capture(spec)
         return spec
+
+    def _capture(self, spec: Table) -> None:
+        self._script(self._triggers(spec))
+        self._set_meta(f"capture::{spec.name}", self._capture_digest(spec))
+
+    def _capture_digest(self, spec: Table) -> str:
+        return hashlib.sha256(self._triggers(spec).encode()).hexdigest()
+
+    def renew_capture(self) -> list[str]:
+        found = []
+        for name, spec in self.tables().items():
+            if self._meta(f"capture::{name}", "") == self._capture_digest(spec):
+                continue
+            try:
+                with self._writing():
+                    self._lock_table(name)
+                    self._capture(spec)
+            except (BusyError, UnreachableError):
+                raise
+            except EvermarkError as error:
+                raise SetupError(
+                    f"the triggers of {name} were made by an older evermark, and cannot be renewed: {error.message}",
+                    hint=f"run as the table's owner: evermark replica init --table {name}",
+                ) from error
+            found.append(name)
+        return found
 
     def identity(self) -> tuple[str, str]:
         return self._meta("origin", ""), self._meta("token", "")
@@ -146,8 +173,10 @@ class SqlStore(SqlSnapshots):
             origin = self._meta("origin")
             names = list(self.tables())
             held = {name: self.held(name) for name in names}
-            clocks = {name: int(self._meta(self._clock_key(name), "0")) for name in names}
-            return Said(origin, tick, held, clocks, self.evicted())
+            return Said(origin, tick, held, self.clocks(), self.evicted())
+
+    def clocks(self) -> dict[str, int]:
+        return {name: int(self._meta(self._clock_key(name), "0")) for name in self.tables()}
 
     def head(self) -> int:
         rows = self._all("select value from replication_meta where key like 'origin_seq::%'")

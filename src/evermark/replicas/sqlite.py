@@ -6,7 +6,8 @@ import itertools
 import json
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from evermark.errors import BusyError, DiskFullError, EvermarkError, NotFoundError, SetupError, UnreachableError
-from evermark.replicas import clock
+from evermark.replicas import clock, native
+from evermark.replicas.base import Cut
 from evermark.replicas.columns import live_rows, value_name
 from evermark.replicas.event import Event
 from evermark.replicas.sql_base import FORMAT
@@ -24,6 +26,7 @@ from evermark.replicas.values import OURS, Kind, Table
 
 _BUSY_S = 30.0
 _PARAMETERS = 900  # of one statement
+_TRIGGERS = ("insert", "update", "delete", "moved")
 _SCHEMA = """
 create table if not exists replication_meta (key text primary key, value text not null) without rowid;
 create table if not exists replication_tables (name text primary key, form text not null);
@@ -72,6 +75,7 @@ class SqliteStore(SqlStore):
         if str(path) != ":memory:" and not Path(path).exists():
             raise NotFoundError(f"there is no SQLite file {path}", hint="create it with your tables in it first")
         try:
+            self._path = None if str(path) == ":memory:" else Path(path)
             self.connection = sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
             self.connection.execute("pragma journal_mode = wal")
             self.connection.execute("pragma synchronous = full")
@@ -322,6 +326,56 @@ class SqliteStore(SqlStore):
                 f"{insert} values {', '.join([marks] * count)} {conflict}",
                 (flat[at : at + count * width] for at in range(start, end, count * width)),
             )
+
+    # Tables as files.
+
+    def native_form(self, table: str) -> str | None:
+        spec = self._table(table)
+        columns = self._all("select name, hidden from pragma_table_xinfo(?)", [table])
+        if self._path is None or not native.is_possible(spec, [(name, hidden) for name, hidden in columns]):
+            return None
+        return native.digest_of(native.form_of(self.connection, table))
+
+    def dump(self, table: str, folder: Path) -> tuple[Cut, Sequence[Path]]:
+        if self._path is None:
+            raise native.NotNative(f"{table} is in no file", hint="its snapshot is made as columns")
+        with ExitStack() as stack:
+            self._run("begin immediate")  # so that all connections see one moment
+            try:
+                cut = Cut(self.held(table), self.clocks()[table])
+                form = native.form_of(self.connection, table)
+                dumped = stack.enter_context(native.dumping(self._path, folder, table, form))
+            finally:
+                self.connection.execute("rollback")
+            return cut, dumped()
+
+    def take_dump(self, table: str, cut: Cut, files: Sequence[Path], now_ms: int) -> int:
+        spec, form = self._table(table), native.form_of(self.connection, table)
+        with self._attached(files) as schemas, ThreadPoolExecutor(1) as threads:
+            checking = threads.submit(native.check, spec, files, form, self._record_sql(spec, "b"))
+
+            def load(_: Table, is_empty: bool) -> int:
+                if not is_empty:
+                    raise native.NotNative(f"{table} has rows", hint="the snapshot is merged as columns")
+                for trigger in _TRIGGERS:  # they would let SQLite go row by row; they are back before anybody sees it
+                    self._run(f'drop trigger if exists "{table}_replica_{trigger}"')
+                for schema, name in zip(schemas, native.names_of(table), strict=True):
+                    self._run(f'insert into main."{name}" select * from {schema}."{name}"')
+                self._capture(spec)
+                return checking.result()
+
+            return self._merge(table, cut, load, now_ms)
+
+    @contextmanager
+    def _attached(self, files: Sequence[Path]) -> Iterator[list[str]]:
+        schemas = [f"taken_{number}" for number in range(len(files))]
+        try:
+            for schema, file in zip(schemas, files, strict=True):
+                self._run(f"attach ? as {schema}", [str(file)])
+            yield schemas
+        finally:
+            for (schema,) in self._all("select name from pragma_database_list where name like 'taken\\_%' escape '\\'"):
+                self._run(f"detach {schema}")
 
     def _is_replaceable(self, table: Table) -> bool:
         # Foreign keys are off in a connection of SQLite's unless it turns them on, and this one does not.

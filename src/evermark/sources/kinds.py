@@ -49,6 +49,7 @@ KINDS = {
     "postgres": Registered("evermark.sources.postgres.kind:KIND", tasks="evermark.sources.postgres.read.source"),
     "blocks": Registered("evermark.sources.blocks.kind:KIND"),
     "mongo": Registered("evermark.sources.mongo.kind:KIND"),
+    "replica": Registered("evermark.sources.replica.kind:KIND"),
 }
 _OWN_CLASS = Registered("evermark.sources.own_class:KIND")
 _CLASS_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")

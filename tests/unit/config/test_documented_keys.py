@@ -44,7 +44,7 @@ def test_every_example_of_the_file_can_be_loaded(where: str, text: str, tmp_path
     path = tmp_path / "evermark.yaml"
     path.write_text(yaml.safe_dump(values))
     names = set(re.findall(r"\$\{(\w+)\}", text))
-    values_of = {"DSN": "postgresql://db/shop", "URL": "mongodb://db:27017/", "SECRET": WHSEC}
+    values_of = {"DSN": "postgresql://db/shop", "URL": "mongodb://db:27017/", "SECRET": WHSEC, "KEY": "k" * 43}
     environ = {
         name: values_of.get(name.rpartition("_")[2], f"{name} is a long value".replace(" ", "-")) for name in names
     }

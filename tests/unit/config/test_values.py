@@ -66,7 +66,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (MINIMAL + "sources: {shop: {}}\n", "sources.shop.type: is required"),
         (MINIMAL + "sources: {Shop: {type: 'a:B'}}\n", "sources.Shop"),
         (MINIMAL + "sources: {shop: {type: postgres}}\n", "sources.shop.dsn: is required"),
-        (source(type="postgre"), "sources.shop.type: expected one of postgres, blocks, mongo, or package.module:Class"),
+        (
+            source(type="postgre"),
+            "sources.shop.type: expected one of postgres, blocks, mongo, replica, or package.module:Class",
+        ),
         (source(mode="outbux"), "sources.shop.mode: expected one of 'outbox' or 'tables'"),
         (source(tables="[a, public.a]"), "sources.shop.tables[1]: this table stands here twice"),
         (source(mode="tables"), "sources.shop.tables: mode: tables needs tables"),

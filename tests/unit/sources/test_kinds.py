@@ -109,7 +109,7 @@ def test_a_kind_without_an_installation_refuses_to_be_installed(lines: Path) -> 
 
 def test_a_kind_that_is_not_registered_is_refused_with_those_that_are(tmp_path: Path) -> None:
     """GIVEN no such line WHEN a file names the kind THEN the refusal lists the kinds there are."""
-    assert "expected one of postgres, blocks, mongo, or package.module:Class" in str(
+    assert "expected one of postgres, blocks, mongo, replica, or package.module:Class" in str(
         refused(tmp_path, FILE.format(path="x"))
     )
 

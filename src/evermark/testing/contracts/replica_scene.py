@@ -43,8 +43,8 @@ class Direct:
     def push(self, table: str, origin: str, events: Sequence[Event]) -> Held:
         return self._there.answer_push(self._here, table, origin, events)
 
-    def snapshot(self, table: str) -> Manifest:
-        return self._there.answer_snapshot(table)
+    def snapshot(self, table: str, native: str | None = None) -> Manifest:
+        return self._there.answer_snapshot(table, native=native)
 
     def chunk(self, snapshot: str, number: int) -> bytes:
         return self._there.answer_chunk(snapshot, number)
@@ -70,7 +70,7 @@ class ReplicaNode:
         store.renew(self.replica.fresh_origin())
 
     def limit(self, limits: Limits, **named: Any) -> None:
-        self.snapshots = Snapshots(Path(self._folder.name), chunk_rows=3)
+        self.snapshots = Snapshots(Path(self._folder.name), chunk_rows=3, piece_bytes=4096)
         self.replica = Replica(self.name, self.store, self.snapshots, lambda: self.now_ms(), limits, **named)  # noqa: PLW0108 - tests set it
 
     def install(self, table: str = "orders", columns: Sequence[str] | None = None) -> None:

@@ -1,0 +1,8 @@
+"""A replica's tables as a source: a peer that reads, and never writes.
+
+`plan`      which events stand at which positions, decided from what the peer has      pure
+`state`     that plan, kept in State
+`rows`      events of replicas as events of the log                                    pure
+`source`    asks the peer (`evermark.replicas.client`), and carries the plan out
+`repair`    a gap, closed with a snapshot of the peer's rows
+"""

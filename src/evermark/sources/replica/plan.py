@@ -1,0 +1,183 @@
+"""Which event of a peer stands at which position. No I/O.
+
+A peer knows its events by table, origin and number. Origins come and go while it runs, and events of one arrive when
+those of another do, so none of the three is an order. The order is ours: what the peer has and we had not planned yet
+is put behind all that was planned before, part by part. A position is the number of an event in that order. A part is
+never changed once it is planned: the same positions are the same events, whoever reads them, until they are confirmed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from evermark.errors import ConflictError, FormatError, GapError
+from evermark.replicas.ranges import NOTHING, Held, Ranges, held_as_json, held_from, lacking, union
+
+_DIGITS = 20
+JUMP = 10**12  # from the end of a plan to where the next begins when a gap was closed: room for the rows between
+
+HeldByTable = Mapping[str, Held]
+
+
+@dataclass(frozen=True)
+class Part:
+    """Events `first` to `last` of an origin; they stand at `at` and the positions behind it."""
+
+    at: int
+    table: str
+    origin: str
+    first: int
+    last: int
+
+    @property
+    def end(self) -> int:
+        return self.at + self.last - self.first + 1
+
+    def between(self, start: int, end: int) -> Part | None:
+        """The part of it that stands in [start, end)."""
+        first, last = max(start, self.at), min(end, self.end)
+        if first >= last:
+            return None
+        return replace(self, at=first, first=self.first + first - self.at, last=self.first + last - self.at - 1)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """`done` is what stands before `start`; `parts` follow it without a gap. `origin` is what the peer knows us by."""
+
+    origin: str
+    start: int = 0
+    done: HeldByTable = field(default_factory=dict)
+    parts: tuple[Part, ...] = ()
+    repeats: bool = False  # the log may hold any of these events already: State was lost, or the checkpoint set back
+
+    @property
+    def end(self) -> int:
+        return self.parts[-1].end if self.parts else self.start
+
+    def known(self, table: str) -> dict[str, Ranges]:
+        """What was planned, ever."""
+        found = dict(self.done.get(table, {}))
+        for part in self.parts:
+            if part.table == table:
+                found = union(found, {part.origin: Ranges(((part.first, part.last),))})
+        return found
+
+    def between(self, start: int, end: int) -> list[Part]:
+        if not self.start <= start <= end <= self.end:
+            raise ConflictError(
+                f"no plan leads from {start} to {end}: it is known from {self.start} to {self.end}",
+                hint="State was lost or set back, or another instance reads now; it is planned anew at the next start",
+            )
+        return [found for part in self.parts if (found := part.between(start, end)) is not None]
+
+
+def position(number: int) -> str:
+    return f"{number:0{_DIGITS}d}"
+
+
+def number_of(text: str) -> int:
+    if len(text) != _DIGITS or not (text.isascii() and text.isdigit()):
+        raise FormatError(f"{text[:60]!r} is no position of a replica", hint="the checkpoint is of another source")
+    return int(text)
+
+
+def begun(origin: str, tables: Sequence[str], floors: Mapping[str, Mapping[str, int]]) -> Plan:
+    """The first plan: it begins with the oldest event of each origin that the peer still has."""
+    return Plan(origin, done={table: _through(floors.get(table, {})) for table in tables})
+
+
+def anew(origin: str, at: int, tables: Sequence[str], floors: Mapping[str, Mapping[str, int]]) -> Plan:
+    """A plan from `at` on, when none leads there: all that the peer has may be in the log already."""
+    return replace(begun(origin, tables, floors), start=at, repeats=at > 0)
+
+
+def _through(floors: Mapping[str, int]) -> dict[str, Ranges]:
+    return {origin: Ranges.through(floor) for origin, floor in floors.items()}
+
+
+def with_tables(plan: Plan, tables: Sequence[str], floors: Mapping[str, Mapping[str, int]]) -> Plan:
+    """With tables that the file names since: each begins with its oldest event."""
+    new = {table: _through(floors.get(table, {})) for table in tables if table not in plan.done}
+    return replace(plan, done={**plan.done, **new}) if new else plan
+
+
+def check_floors(
+    peer: str, plan: Plan, tables: Sequence[str], held: HeldByTable, floors: Mapping[str, Mapping[str, int]]
+) -> None:
+    """`GapError` where the peer has changes without their events: collected, or taken by it with a snapshot."""
+    for table, by_origin in unplanned(plan, tables, held).items():
+        for origin, ranges in by_origin.items():
+            first, floor = ranges.parts[0][0], floors.get(table, {}).get(origin, 0)
+            if first <= floor:
+                raise GapError(
+                    f"{peer} has no events {first} to {floor} of {origin}, only the rows of {table} that they made",
+                    hint="it is repaired by a snapshot of the rows: evermark source recover --choice repair",
+                )
+
+
+def unplanned(plan: Plan, tables: Sequence[str], held: HeldByTable) -> dict[str, dict[str, Ranges]]:
+    found = {table: lacking(plan.known(table), held.get(table, {})) for table in tables}
+    return {table: each for table, each in found.items() if each}
+
+
+def grown(plan: Plan, tables: Sequence[str], held: HeldByTable) -> Plan:
+    """With all that the peer has behind what was planned before."""
+    parts, at = list(plan.parts), plan.end
+    for table, by_origin in sorted(unplanned(plan, tables, held).items()):
+        for origin, ranges in sorted(by_origin.items()):
+            for first, last in ranges:
+                parts.append(Part(at, table, origin, first, last))
+                at = parts[-1].end
+    return replace(plan, parts=tuple(parts))
+
+
+def confirmed(plan: Plan, upto: int) -> Plan:
+    """Without what stands before `upto`, which is in the log. An older position changes nothing."""
+    upto = min(upto, plan.end)
+    if upto <= plan.start:
+        return plan
+    done = {table: dict(held) for table, held in plan.done.items()}
+    for part in plan.parts:
+        taken = part.between(plan.start, upto)
+        if taken is not None:
+            held = done.setdefault(part.table, {})
+            held[part.origin] = held.get(part.origin, NOTHING) | Ranges(((taken.first, taken.last),))
+    left = tuple(rest for part in plan.parts if (rest := part.between(upto, part.end)) is not None)
+    return replace(plan, start=upto, done=done, parts=left)
+
+
+def without_vanished(plan: Plan, start: int, held: HeldByTable) -> Plan:
+    """What is still to be read from `start` on, up to the first part that the peer has no more: a peer that was
+    restored gets such events back from others, maybe, and in another order."""
+    for part in plan.parts:
+        rest = part.between(start, part.end)
+        has = held.get(part.table, {}).get(part.origin, NOTHING)
+        if rest is not None and not has.covers(Ranges(((rest.first, rest.last),))):
+            kept = (cut for each in plan.parts if (cut := each.between(plan.start, rest.at)) is not None)
+            return replace(plan, parts=tuple(kept))
+    return plan
+
+
+def as_json(plan: Plan) -> dict[str, Any]:
+    return {
+        "v": 1,
+        "origin": plan.origin,
+        "start": plan.start,
+        "done": {table: held_as_json(held) for table, held in plan.done.items()},
+        "parts": [[part.table, part.origin, part.first, part.last] for part in plan.parts],
+        "repeats": plan.repeats,
+    }
+
+
+def from_json(value: Any) -> Plan:
+    if value.get("v") != 1:
+        raise FormatError("the plan of a replica is of a newer version of evermark", hint="upgrade")
+    parts, at = list[Part](), int(value["start"])
+    for table, origin, first, last in value["parts"]:
+        parts.append(Part(at, table, origin, first, last))
+        at = parts[-1].end
+    done = {table: held_from(held) for table, held in value["done"].items()}
+    return Plan(value["origin"], int(value["start"]), done, tuple(parts), bool(value["repeats"]))

@@ -1,0 +1,119 @@
+"""A gap, closed with the rows as they are: a snapshot of each table, in which every change that has no event is.
+
+The peer makes the snapshot, with digests, of one moment; reading goes on with the events after it. The peer is told of
+the snapshot first, so that it collects none of these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from evermark.errors import ConflictError
+from evermark.event import Op, taken_batch
+from evermark.replicas.client import HttpPeer
+from evermark.replicas.columns import images_of
+from evermark.replicas.exchange import Manifest, Standing
+from evermark.replicas.ranges import Held, union
+from evermark.replicas.snapshots import decoded, verified
+from evermark.replicas.values import Table
+from evermark.sources.base import Gap, Repair, Slice
+from evermark.sources.replica.plan import JUMP, Plan, confirmed, number_of, position
+from evermark.sources.replica.rows import key_text, payload
+from evermark.sources.replica.state import Plans
+from evermark.sources.replica.target import ReplicaTarget
+
+_BATCH_ROWS = 5000
+
+Dial = Callable[[], HttpPeer]
+
+
+class SnapshotGap(Gap):
+    """All rows of the tables. A piece is a chunk of a snapshot."""
+
+    is_state = True
+
+    def __init__(self, dial: Dial, tables: Mapping[str, Table], manifests: Mapping[str, Manifest], end: int) -> None:
+        self._dial, self._tables, self._manifests, self._end = dial, tables, manifests, end
+        self.pieces = tuple(
+            Slice(0, "", self.position, {"table": table, "chunk": str(number)})
+            for table, manifest in sorted(manifests.items())
+            for number in range(len(manifest.chunks))
+        )
+
+    @property
+    def position(self) -> str:
+        return position(self._end + JUMP)
+
+    def covers(self, stream: str) -> bool:
+        return stream in self._manifests
+
+    def positions(self, first: int, count: int) -> pa.Array:
+        return pa.array([position(self._end + first + number) for number in range(count)])
+
+    def read(self, piece: Slice) -> Iterator[pa.RecordBatch]:
+        table, number = self._tables[piece.detail["table"]], int(piece.detail["chunk"])
+        manifest = self._manifests[table.name]
+        with closing(self._dial()) as peer:
+            rows = decoded(table, manifest, number, peer.chunk(manifest.id, number))
+        live = rows.filter(pc.invert(rows["is_deleted"]))
+        for at in range(0, live.num_rows, _BATCH_ROWS):
+            images = images_of(table, live.slice(at, _BATCH_ROWS))
+            count = len(images)
+            columns: dict[str, object] = {
+                "event_id": [""] * count,
+                "position": [""] * count,
+                "stream": [table.name] * count,
+                "key": [key_text(table, record) for record in images],
+                "op": [Op.READ.value] * count,
+                "payload": [payload(table, image) for image in images.values()],
+            }
+            yield taken_batch(columns, count)
+
+
+class SnapshotRepair(Repair):
+    def __init__(
+        self,
+        target: ReplicaTarget,
+        plans: Plans,
+        dial: Dial,
+        fresh_origin: Callable[[], str],
+        tell: Callable[[Plan, Standing], None],
+    ) -> None:
+        self._target, self._plans, self._dial = target, plans, dial
+        self._fresh_origin, self._tell = fresh_origin, tell
+        self._following: Plan | None = None
+
+    def begin(self, stopped: Callable[[], bool], left_at: str | None = None) -> Gap:
+        plan = self._plans.load() or Plan("")
+        logged = plan if left_at is None else confirmed(plan, number_of(left_at))
+        with closing(self._dial()) as peer:
+            standing = peer.standing()
+            tables = {name: standing.hello.tables[name] for name in self._target.tables}
+            manifests: dict[str, Manifest] = {}
+            for name, table in tables.items():
+                covering = _both(logged.done.get(name, {}), standing.hello.said.held.get(name, {}))
+                manifests[name] = verified(peer.snapshot(name, covering=covering), table)
+        end = max(plan.end, number_of(left_at) if left_at is not None else 0)
+        done = {name: union(logged.done.get(name, {}), manifest.held) for name, manifest in manifests.items()}
+        self._following = Plan(self._fresh_origin(), end + JUMP, done)
+        self._tell(self._following, standing)
+        return SnapshotGap(self._dial, tables, manifests, end)
+
+    def finish(self, position: str) -> None:
+        following = self._following
+        if following is None or following.start != number_of(position):
+            raise ConflictError("a repair ends that was not begun here", hint="it is begun again")
+        self._plans.change(lambda _: following)
+
+    def abandon(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def _both(one: Held, other: Held) -> Held:
+    """What the log has and the peer, too: after a restore it may lack some, and cannot put that into a snapshot."""
+    return {origin: ranges & other[origin] for origin, ranges in one.items() if origin in other}

@@ -1,0 +1,71 @@
+"""Events of a replica as events of the log."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import pyarrow as pa
+
+from evermark.event import Op, taken_batch
+from evermark.replicas.event import Event, Image, Operation
+from evermark.replicas.values import Kind, Table
+from evermark.sources.replica.plan import position
+
+_OPS = {Operation.CREATE: Op.INSERT, Operation.UPDATE: Op.UPDATE, Operation.DELETE: Op.DELETE}
+_EXACT_MAX = 2**53
+
+
+def batch_of(table: Table, events: Sequence[Event], at: int) -> pa.RecordBatch:
+    """Events of one table that follow each other from position `at` on."""
+    columns: dict[str, object] = {
+        "event_id": [event.id for event in events],
+        "position": [position(at + number) for number in range(len(events))],
+        "stream": [table.name] * len(events),
+        "key": [key_text(table, event.record_id) for event in events],
+        "op": [_OPS[event.operation].value for event in events],
+        "origin": [event.version.origin for event in events],
+        "origin_seq": [event.version.seq for event in events],
+        "event_time": [_time(event.timestamp) for event in events],
+        "payload": [None if event.image is None else payload(table, event.image) for event in events],
+    }
+    return taken_batch(columns, len(events))
+
+
+def _time(timestamp_ms: int) -> datetime | None:
+    try:
+        return datetime.fromtimestamp(timestamp_ms / 1000, UTC)
+    except (OverflowError, ValueError):
+        return None  # the clock of its origin is centuries ahead
+
+
+def payload(table: Table, image: Image) -> str:
+    return _json({column: value_of(table.columns[column], text) for column, text in image.items()})
+
+
+def key_text(table: Table, record: str) -> str:
+    """As every source writes keys: the text of one column, or several as an object."""
+    if len(table.key) == 1:
+        return record
+    texts = zip(table.key, table.key_texts(record), strict=True)
+    return json.dumps({column: value_of(table.columns[column], text) for column, text in texts}, sort_keys=True)
+
+
+def value_of(kind: Kind, text: str | None) -> Any:
+    """The value in JSON: integers beyond 2^53 and numerics are strings, bytes are hex, infinities are their names."""
+    if text is None:
+        return None
+    if kind is Kind.INTEGER:
+        number = int(text)
+        return number if abs(number) <= _EXACT_MAX else text
+    if kind is Kind.REAL:
+        real = float(text)
+        return real if math.isfinite(real) else text
+    return text == "true" if kind is Kind.BOOLEAN else text
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))

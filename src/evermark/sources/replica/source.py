@@ -1,0 +1,242 @@
+"""The tables of a replica as a source: all origins in one partition, in the order that the plan gives them (plan.py).
+
+`latest` plans, `read` carries out, `confirm` tells the peer how far the log is. The peer knows us as a member of its
+cluster that reads and never writes: it collects nothing that we have not confirmed.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import astuple, replace
+from typing import Any
+
+import pyarrow as pa
+import structlog
+
+from evermark.errors import BusyError, DeniedError, SetupError
+from evermark.event import Seen
+from evermark.replicas.auth import Party
+from evermark.replicas.client import HttpPeer
+from evermark.replicas.event import new_origin
+from evermark.replicas.exchange import PAGE_EVENTS, PROTOCOL, Hello, Standing
+from evermark.replicas.members import Said
+from evermark.replicas.ranges import Held, Ranges, union
+from evermark.replicas.values import Table
+from evermark.secrets import Hidden, Secret
+from evermark.sources.base import Limit, Repair, Slice, Source, Untaken
+from evermark.sources.replica import plan as planning
+from evermark.sources.replica.plan import Part, Plan, number_of, position
+from evermark.sources.replica.repair import SnapshotRepair
+from evermark.sources.replica.rows import batch_of
+from evermark.sources.replica.state import Plans, StatePlans
+from evermark.sources.replica.target import ReplicaTarget
+from evermark.state.connection import State
+
+log = structlog.get_logger(__name__)
+_PARTITION = 0
+_LOOK_S = 0.5
+_TELL_S = 5.0  # the peer is told how far the log is no oftener than that
+_BATCH_EVENTS = 100_000
+_SLICE_EVENTS = 20_000
+_CONNECTIONS_MAX = 2
+
+
+def open_plans(dsn: Hidden, schema: str, source: str) -> Plans:
+    return StatePlans(State(dsn.open, schema, connections_max=_CONNECTIONS_MAX), source)
+
+
+def now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+class ReplicaTables(Source):
+    """Picklable: the target travels, connections do not."""
+
+    def __init__(self, target: ReplicaTarget, plans: Callable[[], Plans]) -> None:
+        self.target, self._open_plans = target, plans
+        self._plans: Plans | None = None
+        self._opening = threading.Lock()
+        self._told_at = 0.0
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.target, self._open_plans)
+
+    @property
+    def plans(self) -> Plans:
+        with self._opening:  # the owner's reading and its upkeep are two threads
+            if self._plans is None:
+                self._plans = self._open_plans()
+            return self._plans
+
+    def close(self) -> None:
+        if self._plans is not None:
+            self._plans.close()
+
+    def peer(self, tables: Mapping[str, Table] | None = None) -> HttpPeer:
+        target = self.target
+        party = Party(target.cluster, target.node, target.peer, Secret(target.key.open()))
+        return HttpPeer(target.url, party, lambda: tables or {}, now_ms)
+
+    def standing(self) -> Standing:
+        """What the peer has; `SetupError` unless it has our tables."""
+        with closing(self.peer()) as peer:
+            found = peer.standing()
+        if found.hello.node != self.target.peer:
+            raise DeniedError(f"{found.hello.node[:60]!r} answers for {self.target.peer}", hint="correct url or peer")
+        for table in self.target.tables:
+            if table not in found.hello.tables:
+                hint = f"run there: evermark replica init --table {table}"
+                raise SetupError(f"{self.target.peer} does not replicate {table}", hint=hint)
+        return found
+
+    def partitions(self) -> Sequence[int]:
+        return [_PARTITION]
+
+    def earliest(self, partition: int) -> str:
+        return position(0)
+
+    def check(self, resume: Mapping[int, str], newest: Mapping[int, Seen] | None = None) -> None:
+        for text in resume.values():
+            number_of(text)
+        standing, plan = self.standing(), self.plans.load() if resume else None
+        if plan is not None:
+            self._check_floors(planning.with_tables(plan, self.target.tables, standing.floors), standing)
+
+    def begin(self, partition: int, position: str) -> None:
+        """Take the plan up where the log ends. If it does not lead there, State was lost or the checkpoint set back:
+        all that the peer has is planned anew, and compared with the log."""
+        start, standing = number_of(position), self.standing()
+        tables, held = self.target.tables, standing.hello.said.held
+
+        def taken_up(plan: Plan | None) -> Plan:
+            if plan is None or not plan.start <= start <= plan.end:
+                return planning.anew(self._fresh_origin(), start, tables, standing.floors)
+            plan = planning.with_tables(planning.without_vanished(plan, start, held), tables, standing.floors)
+            if plan.origin in standing.hello.said.evicted:  # it was silent for too long
+                plan = replace(plan, origin=self._fresh_origin())
+            return plan
+
+        plan = self.plans.change(taken_up)
+        if plan.repeats and plan.start == start:
+            log.warning("replica_planned_anew", peer=self.target.peer, position=position)
+        self._check_floors(plan, standing)
+        self._tell(plan, standing)
+
+    def _fresh_origin(self) -> str:
+        return new_origin(self.target.node, now_ms(), secrets.token_hex(4))
+
+    def _check_floors(self, plan: Plan, standing: Standing) -> None:
+        held = standing.hello.said.held
+        planning.check_floors(self.target.peer, plan, self.target.tables, held, standing.floors)
+
+    def latest(self, after: Mapping[int, str], limit: Limit) -> dict[int, str]:
+        if not after:
+            return {}
+        start, deadline = number_of(after[_PARTITION]), time.monotonic() + limit.wait_s
+        plan = self.plans.load()
+        while True:
+            if plan is not None and plan.start <= start < plan.end:
+                return {_PARTITION: position(min(plan.end, start + min(limit.rows_max, _BATCH_EVENTS)))}
+            plan = self._grown(self.standing())
+            if plan.end <= start:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    return dict(after)
+                time.sleep(min(_LOOK_S, left))
+
+    def _grown(self, standing: Standing) -> Plan:
+        tables, held = self.target.tables, standing.hello.said.held
+
+        def grown(plan: Plan | None) -> Plan:
+            if plan is None:
+                plan = planning.begun(self._fresh_origin(), tables, standing.floors)
+            self._check_floors(plan, standing)
+            return planning.grown(plan, tables, held)
+
+        return self.plans.change(grown)
+
+    def slices(self, partition: int, start: str, end: str) -> Sequence[Slice]:
+        plan = self._plan()
+        first, last = number_of(start), number_of(end)
+        found = []
+        for at in range(first, last, _SLICE_EVENTS):
+            upto = min(last, at + _SLICE_EVENTS)
+            parts = [astuple(part) for part in plan.between(at, upto)]
+            detail = {"origin": plan.origin, "parts": json.dumps(parts)}
+            found.append(Slice(partition, position(at), position(upto), detail))
+        return found
+
+    def _plan(self) -> Plan:
+        found = self.plans.load()
+        if found is None:
+            raise BusyError(f"nothing of {self.target.peer} is planned yet", hint="ask what there is to take first")
+        return found
+
+    def read(self, piece: Slice) -> Iterator[pa.RecordBatch]:
+        tables = self.standing().hello.tables
+        with closing(self.peer(tables)) as peer:
+            for values in json.loads(piece.detail["parts"]):
+                part = Part(*values)
+                yield from self._read_part(peer, tables[part.table], piece.detail["origin"], part)
+
+    def _read_part(self, peer: HttpPeer, table: Table, origin: str, part: Part) -> Iterator[pa.RecordBatch]:
+        wanted = {part.origin: Ranges(((part.first, part.last),))}
+        held: Held = {}
+        following = part.first
+        while following <= part.last:
+            page = peer.pull(part.table, origin, held, PAGE_EVENTS, wanted)
+            numbers = [event.version.seq for event in page.events]
+            is_next = numbers == list(range(following, following + len(numbers)))
+            if not numbers or not is_next or any(event.version.origin != part.origin for event in page.events):
+                raise BusyError(
+                    f"{self.target.peer} lacks event {following} of {part.origin}, which it had: it was restored",
+                    hint="it gets it back from other nodes; what it has then is planned anew at the next start",
+                )
+            yield batch_of(table, page.events, part.at + following - part.first)
+            held = union(held, page.coverage.covered)
+            following += len(numbers)
+
+    def may_repeat_from(self, partition: int, position: str) -> str:
+        plan = self.plans.load()
+        return self.earliest(partition) if plan is not None and plan.repeats else position
+
+    def confirm(self, partition: int, end: str) -> None:
+        upto = number_of(end)
+        plan = self.plans.change(lambda plan: planning.confirmed(plan or self._plan(), upto))
+        if time.monotonic() - self._told_at >= _TELL_S:
+            self._tell(plan, self.standing())
+
+    def upkeep(self) -> None:
+        """What was confirmed last may not have been told; and who is silent for weeks is given up by its peers."""
+        if (plan := self.plans.load()) is not None:
+            self._tell(plan, self.standing())
+
+    def _tell(self, plan: Plan, standing: Standing) -> None:
+        """Tell the peer what the log has. Of tables that are not read, and of its clocks, we have what it has: we make
+        no events that anybody would have to wait for."""
+        theirs = standing.hello
+        held = {**theirs.said.held, **{table: plan.done.get(table, {}) for table in self.target.tables}}
+        said = Said(plan.origin, now_ms(), held, theirs.said.clocks, theirs.said.evicted)
+        with closing(self.peer()) as peer:
+            peer.hello(Hello(self.target.node, PROTOCOL, now_ms(), theirs.tables, said, {}))
+        self._told_at = time.monotonic()
+
+    def untaken(self, after: Mapping[int, str]) -> Mapping[int, Untaken]:
+        if not after:
+            return {}
+        start, plan = number_of(after[_PARTITION]), self.plans.load()
+        if plan is not None and plan.end > start:
+            return {_PARTITION: Untaken(position(plan.end))}
+        standing = self.standing()
+        plan = plan or planning.begun("", self.target.tables, standing.floors)
+        found = planning.unplanned(plan, self.target.tables, standing.hello.said.held)
+        count = sum(ranges.count for held in found.values() for ranges in held.values())
+        return {_PARTITION: Untaken(position(start + count))} if count else {}
+
+    def repair(self, partition: int) -> Repair:
+        return SnapshotRepair(self.target, self.plans, self.peer, self._fresh_origin, self._tell)
