@@ -122,6 +122,44 @@ def test_an_instance_that_cannot_reach_the_leases_is_left_nothing(
     assert members.all()[A.instance].leases == frozenset(LEASES)
 
 
+def test_leases_that_answer_now_and_then_cost_an_instance_nothing(
+    state: State, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GIVEN a store of leases that is away at first, and then answers every other look WHEN the instance looks THEN its
+    share is never less than all: what it said of itself while they were away is over."""
+    leases, told = PostgresLeases(state), list[frozenset[str] | None]()
+    membership = Membership(state, leases, A)
+    with monkeypatch.context() as away:
+        away.setattr(leases, "rows", lambda: _unreachable(_members(state)))
+        membership.able(frozenset(LEASES))
+    membership.tell(told.append)
+    for _ in range(3):
+        assert membership._look()
+        with monkeypatch.context() as away:
+            away.setattr(leases, "rows", lambda: _unreachable(_members(state)))
+            assert not membership._look()
+    assert told == [None, frozenset(LEASES)]
+
+
+def test_that_leases_answer_again_is_said_until_the_others_can_hear_it(
+    state: State, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GIVEN an instance that says that it can take nothing WHEN its leases answer again, and State does not take that
+    THEN it is said at the next look."""
+    leases, members = PostgresLeases(state), _members(state)
+    membership = Membership(state, leases, A)
+    membership.able(frozenset(LEASES))
+    with monkeypatch.context() as away:
+        away.setattr(leases, "rows", lambda: _unreachable(members))
+        assert not membership._look()
+    with monkeypatch.context() as away:
+        away.setattr(Members, "beat", lambda *_: _unreachable(members))
+        assert not membership._look()
+    assert members.all()[A.instance].leases == frozenset()
+    assert membership._look()
+    assert members.all()[A.instance].leases == frozenset(LEASES)
+
+
 def test_leases_that_no_instance_is_to_take_are_told(state: State) -> None:
     """GIVEN an instance that is drained WHEN another can take its leases THEN none is left; without the other, all."""
     members, left = _members(state), list[frozenset[str]]()
