@@ -87,7 +87,7 @@ LOOPS: tuple[Mutant, ...] = (
     Mutant(
         "missed-renewals-unnoticed",
         "a lease that cannot be renewed for longer than it lasts is taken for held",
-        ((HeldLease, "_renew", _only_stale_is_lost),),
+        ((HeldLease, "_renew", _only_stale_is_lost), (HeldLease, "_watch", lambda self: None)),
         first=2,
     ),
     Mutant(
