@@ -45,8 +45,15 @@ def share_of(name: str, members: Mapping[str, Member], rows: Iterable[LeaseRow])
     """
     living = [member for member in members.values() if member.lives or member.name == name]
     able = {member.name: member.leases for member in living if not member.draining}
-    owners = {row.name: member_of(row.last) for row in rows if row.last and (row.held or row.holder is None)}
+    owners = {row.name: member_of(owner) for row in rows if (owner := _owner(row)) is not None}
     return frozenset(lease for lease, instance in assigned(able, owners).items() if instance == name)
+
+
+def _owner(row: LeaseRow) -> str | None:
+    """Who has a lease is known by its holder: programs of before do not say who had it last."""
+    if row.holder is None:
+        return row.last
+    return row.holder.instance if row.held else None
 
 
 def left_by_all(leases: Collection[str], members: Mapping[str, Member]) -> frozenset[str]:
