@@ -100,7 +100,7 @@ LOOPS: tuple[Mutant, ...] = (
         "failed-for-good",
         "a partition that failed is not read again while the others are read",
         ((SourceOwner, "_end_after", lambda self, wait_s, ending: None),),
-        first=38,
+        first=7,
     ),
     Mutant(
         "handed-over-after-the-end",

@@ -227,11 +227,10 @@ class Candidate:
         mine = self.share.of((name, *others))
         if not mine:
             return []
-        if others:
-            divided = self.leases.divide(name, others, self.holder)
-            return self.leases.acquire_all(mine, self.holder, self.limits.ttl_s) if divided else []
-        lease = self.leases.acquire(name, self.holder, self.limits.ttl_s)
-        return [lease] if lease is not None else []
+        if others and not self.leases.divide(name, others, self.holder):
+            return []
+        # Always under a new epoch: where a release did not reach the store, work of before may still go on.
+        return self.leases.acquire_all(mine, self.holder, self.limits.ttl_s)
 
     def _held(self, leases: Sequence[Lease], names: Sequence[str], began: float) -> HeldLease:
         return HeldLease(

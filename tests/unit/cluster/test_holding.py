@@ -8,11 +8,13 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from evermark.cluster.base import Holder, Lease
 from evermark.cluster.fence import source_lease
 from evermark.cluster.holding import Candidate, HeldLease, LeaseLimits, Share, as_holder
 from evermark.cluster.memory import MemoryLeases
-from evermark.errors import UnreachableError
+from evermark.errors import StaleError, UnreachableError
 from evermark.runtime import Threads
 from evermark.testing.until import until
 
@@ -107,6 +109,27 @@ def test_a_renewal_under_an_old_epoch_is_refused_and_counted() -> None:
     until(held.lost.is_set, "it is told")
     assert scene.refused == [FIRST]
     held.close()
+
+
+def test_a_lease_that_could_not_be_released_comes_back_under_a_higher_epoch() -> None:
+    """GIVEN an owner whose release did not reach the store WHEN it has its lease again THEN what it began before, and
+    would settle late, is refused: it has a new epoch."""
+
+    class Unreleased(MemoryLeases):
+        def release(self, *leases: Lease) -> None:
+            raise UnreachableError("no answer")
+
+    scene = Scene()
+    scene.leases = Unreleased(is_gone=lambda _: False)
+    candidate = scene.candidate(1, "deliver")
+    first, second = (candidate.acquire("deliver", scene.runtime.wake(), lambda: None) for _ in range(2))
+    assert first is not None and second is not None
+    first.close()
+    assert second.lease.epoch > first.lease.epoch
+    with pytest.raises(StaleError):
+        scene.leases.fence("deliver", first.lease.epoch)
+    scene.leases.fence("deliver", second.lease.epoch)
+    second.close()
 
 
 class HangingLeases(MemoryLeases):
