@@ -77,6 +77,7 @@ class Membership:
         self._found: frozenset[str] = frozenset()  # the share by the last look
         self._others = 0  # instances that live
         self._on_share: Callable[[frozenset[str] | None], None] = lambda _: None
+        self.on_seen: Callable[[], None] = lambda: None  # told when the others were looked at
         self.on_left: Callable[[frozenset[str]], None] = lambda _: None  # told which leases no instance is to take
         self._lock = threading.Lock()
         self._looking = threading.RLock()
@@ -144,6 +145,7 @@ class Membership:
         if me is not None:  # from here on it can take its leases, whatever the row said that was read before
             members[self.name] = replace(me, leases=self._leases)
         found = share_of(self.name, members, rows)
+        self.on_seen()
         self._others = sum(member.lives for name, member in members.items() if name != self.name)
         # What is to be handed over is kept for one more look: by then the others know, and wait for it.
         share = found | ((self.share or frozenset()) & self._found)

@@ -153,6 +153,7 @@ class Pipeline:
             self._membership = Membership(
                 deployment.state, deployment.leases, deployment.holder, deployment.lease_limits
             )
+            self._membership.on_seen = lambda: self.board.others_seen(deployment.lease_limits.ttl_s)
             self._membership.on_left = lambda leases: self._say_left(leases, deployment)
             self._membership.start()
             stack.callback(self._membership.stop)

@@ -14,7 +14,7 @@ from evermark.cli.deployment import opened
 from evermark.cli.options import DEFAULT_CONFIG, ConfigOption, JsonOption
 from evermark.cluster.base import Holder, LeaseRow, LeaseStore
 from evermark.cluster.members import Member, Members, member_of
-from evermark.errors import BusyError, ConfigError, NotFoundError
+from evermark.errors import BusyError, ConfigError, NotFoundError, UnreachableError
 
 app = noun("Running Evermark processes.")
 _POLL_S = 0.2
@@ -69,13 +69,24 @@ def _meant(living: list[str], asked: str | None) -> str:
 
 def _wait_drained(leases: LeaseStore, name: str) -> None:
     deadline = time.monotonic() + _WAIT_S
-    while left := sorted(row.name for row in _held(leases.rows()).get(name, ())):
+    while left := _left(leases, name, deadline):
         if time.monotonic() > deadline:
             raise BusyError(
                 f"{name} has not handed over {', '.join(left)} within {_WAIT_S:g} s",
                 hint="it goes on handing over; its log says what it waits for",
             )
         time.sleep(_POLL_S)
+
+
+def _left(leases: LeaseStore, name: str, deadline: float) -> list[str]:
+    """What it still holds. A store of leases that does not answer in time is asked again: the order was given."""
+    while True:
+        try:
+            return sorted(row.name for row in _held(leases.rows()).get(name, ()))
+        except UnreachableError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(_POLL_S)
 
 
 def _held(rows: dict[str, LeaseRow]) -> dict[str, list[LeaseRow]]:

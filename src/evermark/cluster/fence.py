@@ -34,19 +34,25 @@ def is_of(lease: str, source: str) -> bool:
 
 # To be put in front of a fenced statement: `with fence as (…)`. One row when the epoch holds the lease, else none. The
 # partition of a source that is not divided has no lease of its own.
-FENCE = """
-select 1 from leases
+_HELD = """
+from leases
 where name = coalesce((select own.name from leases own where own.name = %(own_lease)s), %(lease)s)
   and epoch = %(lease_epoch)s and instance is not null
 for key share
 """
+FENCE = f"select 1 {_HELD}"
+
+# Of a process that sleeps, or is cut off, in the middle of a transaction, the next owner waits no longer than this.
+IDLE_MS = 5_000
+_BEGIN = f"select set_config('idle_in_transaction_session_timeout', %(idle_ms)s, true) {_HELD}"
 
 
 def fence(conn: Connection, lease: str, epoch: int, own: str | None = None) -> None:
     """Raise `StaleError` unless `epoch` holds `lease`, and keep it so until the transaction ends. `own` is the lease to
     hold instead, where there is one.
     """
-    if conn.execute(FENCE, {"lease": lease, "own_lease": own or lease, "lease_epoch": epoch}).fetchone() is None:
+    given = {"lease": lease, "own_lease": own or lease, "lease_epoch": epoch, "idle_ms": str(IDLE_MS)}
+    if conn.execute(_BEGIN, given).fetchone() is None:
         raise stale(own or lease, epoch)
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from evermark.state.connection import State
 
 # Of a lease's time, what all endpoints together may take to answer: a renewal that hangs ends before the lease does.
-_ANSWER_SHARE = 0.2
+_ANSWER_SHARE = 0.25
 _ANSWER_S_MIN, _ANSWER_S_MAX = 0.3, 3.0
 
 

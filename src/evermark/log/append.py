@@ -44,8 +44,11 @@ class DeltaLog:
     def tail(self, partition: int) -> Tail:
         self._catch_up()
         epoch, batch = self._tail(partition)
+        return Tail(batch, epoch, self._end(partition, batch))
+
+    def _end(self, partition: int, batch: int) -> str | None:
         note = self._note(partition, batch) if batch else None
-        return Tail(batch, epoch, note.end if note else None)
+        return note.end if note else None
 
     def fence(self, partition: int, epoch: int) -> Tail:
         """Raise the partition's epoch in the log itself: an owner that read the tail before this can no longer commit.
@@ -53,13 +56,15 @@ class DeltaLog:
         The new owner also gives an older table the columns that events have got since.
         """
         for _ in self._tries(partition):
-            tail = self.tail(partition)
-            if tail.epoch > epoch:
-                raise _stale(self.folder, partition, epoch, tail.epoch)
-            fenced = tail.epoch == epoch or self._try_commit(partition, pack(epoch, tail.batch))
+            self._catch_up()
+            found, batch = self._tail(partition)
+            if found > epoch:
+                raise _stale(self.folder, partition, epoch, found)
+            # Nothing slow in between: owners of other partitions commit meanwhile, and would always be quicker.
+            fenced = found == epoch or self._try_commit(partition, pack(epoch, batch))
             if fenced and self._has_all_columns():
                 break
-        return Tail(tail.batch, epoch, tail.end)
+        return Tail(batch, epoch, self._end(partition, batch))
 
     def commit(self, append: Append) -> None:
         mine = (append.epoch, append.batch)
@@ -183,12 +188,15 @@ class DeltaLog:
         return note if note is not None and note.batch == batch else None
 
     def _found_note(self, partition: int) -> CommitNote | None:
+        """What is found of other partitions on the way, the newest first, is kept for when they are asked for."""
         for each in range(self._version, max(-1, self._version - _NOTES_SEARCHED_MAX), -1):
             if (actions := read_commit(self.folder, each)) is None:
                 return None
             note = next((note_of(action["commitInfo"]) for action in actions if "commitInfo" in action), None)
-            if isinstance(note, CommitNote) and note.partition == partition:
-                return note
+            if isinstance(note, CommitNote):
+                self._notes.setdefault(note.partition, note)
+                if note.partition == partition:
+                    return note
         return None
 
     def _tries(self, partition: int) -> Iterator[None]:

@@ -85,14 +85,22 @@ class LiveGroupReport:
         return not self.standby and self.lag_s > LAGGING_AFTER_S
 
 
-def unread(report: PartitionReport, *, is_left: bool) -> PartitionReport:
-    """A partition that another instance was to read, and none does: no instance is to take it. Pure."""
-    if not is_left or report.state is not PartitionHealth.STANDBY:
+def unread(report: PartitionReport, *, is_left: bool, blind_s: float | None = None) -> PartitionReport:
+    """A partition that another instance was to read, and none does: no instance is to take it. Or nobody here knows, as
+    the others could not be looked at for so long. Pure.
+    """
+    if report.state is not PartitionHealth.STANDBY:
         return report
-    return replace(report, state=PartitionHealth.STALE, reason=_LEFT, hint=_LEFT_HINT)
+    if is_left:
+        return replace(report, state=PartitionHealth.STALE, reason=_LEFT, hint=_LEFT_HINT)
+    if blind_s is not None:
+        said = f"whether another instance reads it is not known: State, or the leases, silent for {blind_s:.0f} s"
+        return replace(report, state=PartitionHealth.STALE, reason=said, hint=_BLIND_HINT)
+    return report
 
 
 _LEFT = "no instance reads it: this one was drained, and no other can take it"
+_BLIND_HINT = "check state.dsn and, where leases are in etcd, cluster.leases.etcd; it goes on by itself"
 _LEFT_HINT = "start another instance, or this one again: `evermark up`"
 
 
@@ -152,6 +160,7 @@ class HealthBoard:
         self.stores_away: dict[str, tuple[str, str]] = {}  # by source: why its checkpoints cannot be saved, and a hint
         self.delivery = LiveGroupReport()
         self._left: frozenset[str] = frozenset()
+        self._known_until: tuple[float, float] | None = None
         self._delivery_left = False
         self._shards: dict[int, tuple[bool, bool]] = {}
         # Brings the board up to date before it is read: asks all sources, until they have answered or time is up.
@@ -242,6 +251,16 @@ class HealthBoard:
     def store_back(self, source: str) -> None:
         self.stores_away = {name: why for name, why in self.stores_away.items() if name != source}
 
+    def others_seen(self, good_for_s: float) -> None:
+        """The other instances, and their leases, were looked at: what they do is known for so long."""
+        now = self._clock()
+        self._known_until = (now, now + good_for_s)
+
+    def _blind_s(self) -> float | None:
+        if self._known_until is None or self._clock() <= self._known_until[1]:
+            return None
+        return self._clock() - self._known_until[0]
+
     def left(self, sources: frozenset[str], *, delivery: bool) -> None:
         """The sources that no instance is to read; and whether none is to deliver. While this is so, nobody stands by
         for another.
@@ -274,9 +293,9 @@ class HealthBoard:
                 self._forget(*place)
                 taken = sum(events for _, events in self._batches.get(place, ()))
                 found[place] = replace(report, events_per_s=taken / RATE_OVER_S)
-        told = {}
+        told, blind_s = {}, self._blind_s()
         for (source, partition), report in found.items():
-            here = stalled(unread(report, is_left=source in left), self.stalled.get(source))
+            here = stalled(unread(report, is_left=source in left, blind_s=blind_s), self.stalled.get(source))
             told[f"{source}/{partition}"] = judged(here, partition, answers.get(source), now)
         return told
 

@@ -14,6 +14,7 @@ _BUSY = (
     pg.SerializationFailure,
     pg.TooManyConnections,
     pg.ObjectInUse,
+    pg.IdleInTransactionSessionTimeout,
 )
 _DENIED = (pg.InsufficientPrivilege, pg.InvalidPassword, pg.InvalidAuthorizationSpecification)
 _NOT_SET_UP = (pg.UndefinedTable, pg.InvalidSchemaName, pg.UndefinedColumn, pg.InvalidCatalogName)

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -15,10 +16,11 @@ from typing import Any
 import pytest
 
 from evermark.cluster import liveness
-from evermark.cluster.base import Holder, LeaseStore
+from evermark.cluster.base import Holder, Lease, LeaseStore
+from evermark.cluster.fence import fenced
 from evermark.cluster.memory import MemoryLeases
 from evermark.cluster.postgres import PostgresLeases
-from evermark.errors import UnreachableError
+from evermark.errors import BusyError, UnreachableError
 from evermark.state.connection import State
 from evermark.testing.contracts import LeaseContract
 from evermark.testing.servers import PostgresServer
@@ -124,6 +126,30 @@ def test_about_processes_elsewhere_nothing_is_known(elsewhere: dict[str, Any]) -
     nobody = replace(liveness.this_process("me"), pid=2**22 - 1)
     assert liveness.is_gone(nobody)
     assert not liveness.is_gone(replace(nobody, **elsewhere))
+
+
+def test_an_owner_that_sleeps_in_a_transaction_holds_its_successor_up_for_seconds_alone(
+    pg_server: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GIVEN a fenced transaction whose process sleeps, or is cut off WHEN another takes the lease THEN it has it soon,
+    and what the first had begun is undone."""
+    monkeypatch.setattr("evermark.cluster.fence.IDLE_MS", 300)
+    with fresh_state(pg_server.socket_dsn()) as state:
+        leases = PostgresLeases(state, is_gone=lambda _: True)
+        old = leases.acquire("source:shop", Holder("a", "h", "b", 1, "1"), 60.0)
+        assert old is not None
+        began, taken = time.monotonic(), list[Lease | None]()
+
+        def write_late() -> None:
+            with fenced(state, old.name, old.epoch) as conn:
+                conn.execute("update instances set host = 'late'")
+                taken.append(leases.acquire("source:shop", Holder("b", "h", "b", 2, "2"), 60.0))
+                conn.execute("select 1")
+
+        with pytest.raises(BusyError):
+            write_late()
+        assert taken[0] is not None and time.monotonic() - began < 10.0
+        assert leases.rows()["source:shop"].holder == Holder("b", "h", "b", 2, "2")
 
 
 def test_a_lease_is_not_renewed_through_a_state_that_was_closed(pg_server: PostgresServer) -> None:

@@ -297,6 +297,24 @@ def test_while_no_lane_runs_nothing_is_healthy() -> None:
     assert overall(board.partitions()) == "healthy"
 
 
+def test_who_cannot_look_at_the_others_does_not_say_that_they_read() -> None:
+    """GIVEN an instance that stands by WHEN State has not answered for longer than a lease is good for THEN it says
+    that it does not know, and is not healthy; what it reads itself is as it was."""
+    now = [0.0]
+    board = HealthBoard(lambda: now[0])
+    board.put("shop", 0, STANDBY)
+    board.put("own", 0, HEALTHY)
+    board.others_seen(10.0)
+    now[0] = 9.0
+    assert overall(board.partitions()) == "healthy"
+    now[0] = 11.0
+    found = board.partitions()
+    assert found["shop/0"].state is PartitionHealth.STALE and "not known" in found["shop/0"].reason
+    assert found["own/0"].state is HEALTHY and overall(found) != "healthy"
+    board.others_seen(10.0)
+    assert board.partitions()["shop/0"].state is STANDBY
+
+
 def test_a_drained_instance_does_not_say_that_another_reads_when_none_does() -> None:
     """GIVEN an instance that stands by WHEN no instance is to take its work THEN it says that nobody reads, and that
     nobody delivers; what it reads itself is as it was; and with another instance it stands by again.
