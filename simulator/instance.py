@@ -96,9 +96,9 @@ class SimLeases:
         done: bool = self.port.divide(first, others, holder)
         return done
 
-    def renew(self, leases: Sequence[Lease], ttl_s: float) -> None:
+    def renew(self, leases: Sequence[Lease], ttl_s: float) -> float:
         try:
-            self.port.renew(leases, ttl_s)
+            return float(self.port.renew(leases, ttl_s))
         except StaleError:
             for lease in leases:
                 self.instance.told_lost(lease)

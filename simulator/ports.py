@@ -150,7 +150,9 @@ _READS = frozenset(
         "sample",
     }
 )
-_STILL = frozenset({"leases.acquire", "leases.renew", "leases.require", "leases.release", "replays.open"})
+_STILL = frozenset(
+    {"leases.acquire", "leases.acquire_all", "leases.renew", "leases.require", "leases.release", "replays.open"}
+)
 _NO_EFFECT = frozenset({"partitions", "repair"})  # answered without asking anybody
 
 

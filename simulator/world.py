@@ -72,8 +72,11 @@ class CalmLeases(MemoryLeases):
     def acquire(self, name: str, holder: Holder, ttl_s: float) -> Lease | None:
         return super().acquire(name, holder, CALM_TTL_S if self.calm else ttl_s)
 
-    def renew(self, leases: Sequence[Lease], ttl_s: float) -> None:
-        super().renew(leases, CALM_TTL_S if self.calm else ttl_s)
+    def acquire_all(self, names: Sequence[str], holder: Holder, ttl_s: float) -> list[Lease]:
+        return super().acquire_all(names, holder, CALM_TTL_S if self.calm else ttl_s)
+
+    def renew(self, leases: Sequence[Lease], ttl_s: float) -> float:
+        return super().renew(leases, CALM_TTL_S if self.calm else ttl_s)
 
 
 class World:

@@ -96,7 +96,7 @@ LOOPS: tuple[Mutant, ...] = (
     Mutant(
         "missed-renewals-unnoticed",
         "a lease that cannot be renewed for longer than it lasts is taken for held",
-        ((HeldLease, "_renew", _only_stale_is_lost),),
+        ((HeldLease, "_renew", _only_stale_is_lost), (HeldLease, "_watch", lambda self: None)),
         first=2,
     ),
     Mutant(
@@ -109,7 +109,7 @@ LOOPS: tuple[Mutant, ...] = (
         "failed-for-good",
         "a partition that failed is not read again while the others are read",
         ((SourceOwner, "_end_after", _never_ends),),
-        first=38,
+        first=7,
     ),
     Mutant(
         "handed-over-after-the-end",

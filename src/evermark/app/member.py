@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from importlib.metadata import version
 
 from evermark.cluster.assignment import assigned
@@ -45,8 +46,15 @@ def share_of(name: str, members: Mapping[str, Member], rows: Iterable[LeaseRow])
     """
     living = [member for member in members.values() if member.lives or member.name == name]
     able = {member.name: member.leases for member in living if not member.draining}
-    owners = {row.name: member_of(row.last) for row in rows if row.last and (row.held or row.holder is None)}
+    owners = {row.name: member_of(owner) for row in rows if (owner := _owner(row)) is not None}
     return frozenset(lease for lease, instance in assigned(able, owners).items() if instance == name)
+
+
+def _owner(row: LeaseRow) -> str | None:
+    """Who has a lease is known by its holder: programs of before do not say who had it last."""
+    if row.holder is None:
+        return row.last
+    return row.holder.instance if row.held else None
 
 
 def left_by_all(leases: Collection[str], members: Mapping[str, Member]) -> frozenset[str]:
@@ -118,10 +126,10 @@ class Membership:
                 self._look()
 
     def _beat(self) -> bool:
-        return self._tried(self._say_alive)
+        return self._tried(lambda: self._say_alive(self._can_take))
 
-    def _say_alive(self) -> None:
-        self._members.beat(self._holder, version("evermark"), self._leases if self._can_take else ())
+    def _say_alive(self, can_take: bool) -> None:
+        self._members.beat(self._holder, version("evermark"), self._leases if can_take else ())
 
     def _look(self) -> bool:
         return self._tried(self._share_out)
@@ -134,7 +142,10 @@ class Membership:
             self._log.info("this instance is drained: everything is handed over")
         if self._drained:
             self.on_left(left_by_all(self._leases, members))
-        found = share_of(self.name, members, self._rows())
+        rows = self._rows()
+        if me is not None:  # from here on it can take its leases, whatever the row said that was read before
+            members[self.name] = replace(me, leases=self._leases)
+        found = share_of(self.name, members, rows)
         self.on_seen()
         self._others = sum(member.lives for name, member in members.items() if name != self.name)
         # What is to be handed over is kept for one more look: by then the others know, and wait for it.
@@ -156,8 +167,8 @@ class Membership:
 
     def _say_whether_it_can_take(self, can_take: bool) -> None:
         if can_take != self._can_take:
-            self._can_take = can_take
-            self._say_alive()
+            self._say_alive(can_take)
+            self._can_take = can_take  # not before the others can hear of it: else it is never said again
 
     def _tell_share(self, share: frozenset[str] | None) -> None:
         with self._lock:

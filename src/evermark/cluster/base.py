@@ -63,8 +63,10 @@ class LeaseStore(Protocol):
         holds `first` does not write to them.
         """
 
-    def renew(self, leases: Sequence[Lease], ttl_s: float) -> None:
-        """Raises `StaleError` when one of them is no longer ours."""
+    def renew(self, leases: Sequence[Lease], ttl_s: float) -> float:
+        """For how many seconds they are renewed already: those that are renewed with others may have been a while ago.
+        Raises `StaleError` when one of them is no longer ours.
+        """
 
     def release(self, *leases: Lease) -> None:
         """Let go early, of all at one moment; harmless where they are no longer ours."""

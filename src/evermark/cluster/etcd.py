@@ -139,7 +139,7 @@ class EtcdLeases:
         self.release(*taken)
         return True
 
-    def renew(self, leases: Sequence[Lease], ttl_s: float) -> None:
+    def renew(self, leases: Sequence[Lease], ttl_s: float) -> float:
         """State is asked first: an owner that cannot write there is to lose what others could work with."""
         with self._state.connection() as conn:
             require(conn, leases)
@@ -154,6 +154,7 @@ class EtcdLeases:
                     self._mine.pop(lease)
                     raise stale(lease.name, lease.epoch)
             self._renew(mine, ttl_s)
+        return 0.0
 
     def _renew(self, mine: dict[Lease, _Seen], ttl_s: float) -> None:
         puts = []
@@ -161,7 +162,7 @@ class EtcdLeases:
             grant = self._grant(ttl_s)  # its time was over, and nobody took it: running out is no loss by itself
             puts = [self._put_held(lease, grant) for lease in mine]
             mine = {lease: replace(seen, grant=grant) for lease, seen in mine.items()}
-        compare = [_is_at(f"{self._epochs}{lease.name}", seen.revision) for lease, seen in mine.items()]
+        compare = [each for lease, seen in mine.items() for each in self._still(lease, seen)]
         answer = self._etcd.transaction("renewing leases", compare, puts)
         if answer.get("succeeded"):
             self._mine.update(mine)
@@ -169,7 +170,7 @@ class EtcdLeases:
         seen = self._look([lease.name for lease in mine])
         for lease in mine:
             self._mine.pop(lease, None)
-        lost = [lease for lease in mine if not _has(seen[lease.name], lease)]
+        lost = [lease for lease, known in mine.items() if not _has(seen[lease.name], lease, known.holder)]
         raise stale(*_told(lost[0] if lost else next(iter(mine))))
 
     def release(self, *leases: Lease) -> None:
@@ -220,9 +221,16 @@ class EtcdLeases:
     def _unchanged(self, name: str, seen: _Seen) -> list[Any]:
         return [_is_at(f"{self._epochs}{name}", seen.revision), _is_at(f"{self._held}{name}", seen.held_revision)]
 
+    def _still(self, lease: Lease, seen: _Seen) -> list[Any]:
+        """By its value, too: an etcd that lost everything counts its revisions from 1 again."""
+        key, value = f"{self._epochs}{lease.name}", _key(_counter(seen.epoch, seen.holder))
+        return [
+            _is_at(key, seen.revision),
+            {"key": _key(key), "result": "EQUAL", "target": "VALUE", "value": value},
+        ]
+
     def _puts(self, name: str, epoch: int, holder: Holder | None, grant: int) -> list[Any]:
-        value = json.dumps({"v": VERSION, "epoch": epoch, "holder": vars(holder) if holder else None})
-        put = {"request_put": {"key": _key(f"{self._epochs}{name}"), "value": _key(value)}}
+        put = {"request_put": {"key": _key(f"{self._epochs}{name}"), "value": _key(_counter(epoch, holder))}}
         if holder is None:
             return [put, {"request_delete_range": {"key": _key(f"{self._held}{name}")}}]
         return [put, self._put_held(Lease(name, epoch), grant)]
@@ -244,13 +252,11 @@ class EtcdLeases:
         """All at one moment; where one of them is no longer ours, those that are."""
         if not leases:
             return
-        names = [lease.name for lease in leases]
-        for lease in leases:
-            self._mine.pop(lease, None)
-        seen = self._look(names)
-        ours = [lease for lease in leases if _has(seen[lease.name], lease)]
+        holders = {lease: self._mine.pop(lease, _Seen()).holder for lease in leases}
+        seen = self._look([lease.name for lease in leases])
+        ours = [lease for lease in leases if _has(seen[lease.name], lease, holders[lease])]
         for some in _some(ours):
-            compare = [_is_at(f"{self._epochs}{lease.name}", seen[lease.name].revision) for lease in some]
+            compare = [each for lease in some for each in self._still(lease, seen[lease.name])]
             puts = [each for lease in some for each in self._puts(lease.name, lease.epoch, None, 0)]
             self._etcd.transaction("releasing leases", compare, puts)
 
@@ -280,8 +286,15 @@ def _seen(name: str, counter: Any, held: Any) -> _Seen:
     )
 
 
-def _has(seen: _Seen, lease: Lease) -> bool:
-    return seen.holder is not None and seen.epoch == lease.epoch
+def _counter(epoch: int, holder: Holder | None) -> str:
+    return json.dumps({"v": VERSION, "epoch": epoch, "holder": vars(holder) if holder else None})
+
+
+def _has(seen: _Seen, lease: Lease, holder: Holder | None = None) -> bool:
+    """Whether somebody, or `holder`, has the lease under its epoch. Where etcd lost everything, two may have begun with
+    one epoch: State let one of them write, and the other must not end what that one has.
+    """
+    return seen.holder is not None and seen.epoch == lease.epoch and holder in (None, seen.holder)
 
 
 def _is_at(key: str, revision: int) -> Any:

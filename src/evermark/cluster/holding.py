@@ -5,6 +5,7 @@ And one change for a person under a lease, whichever instance holds it.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -81,7 +82,7 @@ class HeldLease:
     since: float | None = None  # when it was asked for, by the runtime's clock; None: now
 
     def __post_init__(self) -> None:
-        self._since = self.runtime.monotonic() if self.since is None else self.since
+        self._renewed_at = self.runtime.monotonic() if self.since is None else self.since
         self.names = frozenset(lease.name for lease in (self.lease, *self.also))
         self.lost = self.runtime.wake()
         self.moved = self.runtime.wake()
@@ -90,6 +91,7 @@ class HeldLease:
         if self.share is not None:
             self.share.watch(self._changed)
         self._task = self.runtime.loop(f"lease {self.lease.name}", self._renew(), urgent=True)
+        self.runtime.loop(f"watch {self.lease.name}", self._watch(), urgent=True)
 
     def close(self) -> None:
         run_through(self.runtime, self.closing())
@@ -134,27 +136,31 @@ class HeldLease:
             return False  # renewing says so
 
     def _renew(self) -> Steps[None]:
-        """Until a lease is lost, or may be: that is said before its time is over, however long the store takes."""
+        """Until a lease is lost, or may be."""
         limits, monotonic = self.limits, self.runtime.monotonic
-        renewed_at, wait_s = self._since, limits.renew_every_s
-        while not (yield from self._closed_within(wait_s)):
+        # Asking for it may have taken most of its time: then it is renewed at once.
+        wait_s = max(0.0, self._renewed_at + limits.renew_every_s - monotonic())
+        while not (yield from self._closed_within(wait_s)) and not self.lost.is_set():
             began = monotonic()
             try:
-                self.store.renew((self.lease, *self.also), limits.ttl_s)
-                renewed_at = began
+                self._renewed_at = began - self.store.renew((self.lease, *self.also), limits.ttl_s)
             except StaleError as error:
                 self.on_refused(self.lease.name)
                 self._warn("lease lost", error=error)
-                break
+                self.lost.set()
             except Exception as error:  # noqa: BLE001 - a lease that nobody renews must be noticed as lost
-                missed_s = monotonic() - renewed_at
-                self._warn("lease not renewed", error=error, missed_s=round(missed_s, 1))
-                if missed_s >= limits.lost_after_s:
-                    break
-            wait_s = min(limits.renew_every_s, max(0.0, renewed_at + limits.lost_after_s - monotonic()))
-        else:
-            return
-        self.lost.set()
+                self._warn("lease not renewed", error=error, missed_s=round(monotonic() - self._renewed_at, 1))
+            wait_s = max(0.0, began + limits.renew_every_s - monotonic())
+
+    def _watch(self) -> Steps[None]:
+        """That a lease may be lost is said before its time is over, also while the store does not come back."""
+        while not any_set((self._closed, self.lost)):
+            left_s = self._renewed_at + self.limits.lost_after_s - self.runtime.monotonic()
+            if left_s <= 0:
+                self._warn("lease lost: it was not renewed in time")
+                self.lost.set()
+            else:
+                yield Pause(left_s, (self._closed, self.lost))
 
     def _warn(self, said: str, **about: object) -> None:
         self.log.warning(said, lease=self.lease.name, epoch=self.lease.epoch, **about)
@@ -238,11 +244,10 @@ class Candidate:
         mine = self.share.of((name, *others))
         if not mine:
             return []
-        if others:
-            divided = self.leases.divide(name, others, self.holder)
-            return self.leases.acquire_all(mine, self.holder, self.limits.ttl_s) if divided else []
-        lease = self.leases.acquire(name, self.holder, self.limits.ttl_s)
-        return [lease] if lease is not None else []
+        if others and not self.leases.divide(name, others, self.holder):
+            return []
+        # Always under a new epoch: where a release did not reach the store, work of before may still go on.
+        return self.leases.acquire_all(mine, self.holder, self.limits.ttl_s)
 
     def _held(self, leases: Sequence[Lease], names: Sequence[str], began: float) -> HeldLease:
         return HeldLease(
@@ -287,5 +292,6 @@ def as_holder(
                 raise
         finally:
             if lease is not None:
-                leases.release(lease)
+                with suppress(EvermarkError):  # the change was made; the lease runs out by itself
+                    leases.release(lease)
     raise BusyError(f"lease {name} changes hands just now", hint="try again in a moment")

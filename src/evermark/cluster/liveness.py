@@ -49,7 +49,7 @@ def this_process(instance: str | None = None) -> Holder:
     and count their processes from 1.
     """
     pid, host = os.getpid(), socket.gethostname()
-    name = instance or f"{host}-{pid}-{secrets.token_hex(2)}"
+    name = instance or f"{host}-{pid}-{secrets.token_hex(4)}"
     return Holder(instance=name, host=host, boot=_boot(), pid=pid, started=_started(pid) or "")
 
 

@@ -43,9 +43,10 @@ class MemoryLeases:
 
     def acquire_all(self, names: Sequence[str], holder: Holder, ttl_s: float) -> list[Lease]:
         with self._lock:
-            mine = self.free(names, holder)
-            epoch = 1 + max((self._held[name].epoch for name in mine if name in self._held), default=0)
-            expires_at = self._clock() + timedelta(seconds=ttl_s)
+            mine, now = self.free(names, holder), self._clock()
+            before = [_let_go_by(holder, self._held.get(name)) for name in mine]
+            epoch = max((epoch_for(held, holder, now, self._is_gone) or 0 for held in before), default=0)
+            expires_at = now + timedelta(seconds=ttl_s)
             self._held.update((name, Held(holder, epoch, expires_at)) for name in mine)
             self._last.update(dict.fromkeys(mine, holder.instance))
             return [Lease(name, epoch) for name in mine]
@@ -71,11 +72,12 @@ class MemoryLeases:
                 self._held[first] = Held(None, epoch, now)
             return True
 
-    def renew(self, leases: Sequence[Lease], ttl_s: float) -> None:
+    def renew(self, leases: Sequence[Lease], ttl_s: float) -> float:
         with self._lock:
             ours = [(lease.name, self._ours(lease)) for lease in leases]
             expires_at = self._clock() + timedelta(seconds=ttl_s)
             self._held.update((name, replace(held, expires_at=expires_at)) for name, held in ours)
+        return 0.0
 
     def renew_all(self, leases: Sequence[Lease], ttl_s: float) -> tuple[set[Lease], set[Lease]]:
         kept: set[Lease] = set()
@@ -119,3 +121,7 @@ class MemoryLeases:
         if held is None or held.holder is None or held.epoch != lease.epoch:
             raise stale(lease.name, lease.epoch)
         return held
+
+
+def _let_go_by(holder: Holder, held: Held | None) -> Held | None:
+    return replace(held, holder=None) if held is not None and held.holder == holder else held

@@ -144,12 +144,13 @@ class PostgresLeases:
                 conn.execute(_RAISE, (epoch, first))
             return True
 
-    def renew(self, leases: Sequence[Lease], ttl_s: float) -> None:
+    def renew(self, leases: Sequence[Lease], ttl_s: float) -> float:
         with self._state.connection() as conn:
             renewed = {Lease(*row) for row in conn.execute(_RENEW_WAITING, (*_columns(leases), ttl_s))}
         for lease in leases:
             if lease not in renewed:
                 raise stale(lease.name, lease.epoch)
+        return 0.0
 
     def renew_all(self, leases: Sequence[Lease], ttl_s: float) -> tuple[set[Lease], set[Lease]]:
         """Those that are still ours: renewed; and not renewed, because somebody has them locked for long. One of those

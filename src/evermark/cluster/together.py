@@ -66,7 +66,7 @@ class RenewedTogether:
     def divide(self, first: str, others: Sequence[str], holder: Holder) -> bool:
         return self._store.divide(first, others, holder)
 
-    def renew(self, leases: Sequence[Lease], ttl_s: float) -> None:
+    def renew(self, leases: Sequence[Lease], ttl_s: float) -> float:
         """Never waits for a renewal that another thread is at: one that does not come back is missed, as any is."""
         with self._lock:
             now = self._clock()
@@ -77,17 +77,16 @@ class RenewedTogether:
                 if isinstance(error, StaleError):
                     raise error  # nobody renews it any more
             if all(now - each.tried_at < ttl_s * _FRESH_SHARE for each in mine):
-                _raise_first(mine)
-                return
+                return _age_s(mine, now)
             if self._under_way:
                 if all(now - each.at < ttl_s * _PATIENT_SHARE for each in mine):
-                    return
+                    return _age_s(mine, now)
                 raise BusyError("the renewal of all leases takes long", hint="does the state database answer?")
             self._under_way = True
             living = [lease for lease, found in self._renewals.items() if found.lives(now, ttl_s)]
         self._renew_all(living, ttl_s)
         with self._lock:
-            _raise_first(mine)
+            return _age_s(mine, self._clock())
 
     def _renew_all(self, leases: Sequence[Lease], ttl_s: float) -> None:
         kept: set[Lease] = set()
@@ -134,7 +133,9 @@ class RenewedTogether:
             self._renewals.update((lease, _Renewal(now, now)) for lease in leases)
 
 
-def _raise_first(renewals: Sequence[_Renewal]) -> None:
+def _age_s(renewals: Sequence[_Renewal], now: float) -> float:
+    """Since when all of them are good; what one of them met is raised."""
     for error in (each.error for each in renewals):
         if error is not None:
             raise error
+    return max(now - each.at for each in renewals)

@@ -61,7 +61,7 @@ class EtcdClient:
     def ask(self, doing: str, call: Callable[[Etcd3Client], T]) -> T:
         """The first endpoint that answers is asked first from then on."""
         trouble: EvermarkError | None = None
-        for client in list(self._clients):
+        for client in self._clients:
             try:
                 answer = self._authenticated(client, call)
             except (Etcd3Exception, OSError, ValueError, KeyError) as error:
@@ -69,8 +69,8 @@ class EtcdClient:
                 if isinstance(trouble, DeniedError):
                     break
                 continue
-            with self._lock:
-                self._clients.sort(key=lambda each: each is not client)
+            with self._lock:  # another list: one that is being sorted is empty for other threads
+                self._clients = sorted(self._clients, key=lambda each: each is not client)
             return answer
         raise trouble or UnreachableError("etcd has no endpoints")
 

@@ -131,6 +131,30 @@ def test_who_sleeps_between_etcd_and_state_has_nothing(
     leases.renew([others[0]], TTL_S)
 
 
+def test_who_has_the_same_epoch_by_chance_does_not_end_the_lease_of_another(
+    leases: LeaseStore, etcd: Etcd, state: State, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GIVEN an etcd that loses everything while a process has the lease there, but not yet in State WHEN another gets
+    it, under the same epoch THEN the first has nothing, and leaves the other its own."""
+    note, theirs = etcd_leases.note_holder, opened(etcd.url, state, set(), prefix)
+    others = list[Lease | None]()
+
+    def sleepy(conn: Connection, lease: Lease, whose: Holder, ttl_s: float) -> bool:
+        if whose == holder("a"):
+            etcd.control("del", "--prefix", prefix)
+            others.append(theirs.acquire(lease.name, holder("b"), TTL_S))
+            assert others == [lease], "they are told apart by their holders alone"
+        return note(conn, lease, whose, ttl_s)
+
+    monkeypatch.setattr(etcd_leases, "note_holder", sleepy)
+    assert leases.acquire("deliver", holder("a"), TTL_S) is None
+    assert leases.free(["deliver"], holder("c")) == []
+    assert others[0] is not None
+    theirs.renew([others[0]], TTL_S)
+    theirs.release(others[0])
+    assert leases.free(["deliver"], holder("c")) == ["deliver"]
+
+
 def test_a_state_that_is_away_costs_no_lease_in_etcd(leases: LeaseStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """GIVEN a State that does not take the new epoch THEN the lease is not held, and another need not wait for it."""
 

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from evermark.cluster.base import Holder
+import pytest
+
+from evermark.cluster.base import Holder, Lease
 from evermark.cluster.fence import source_lease
-from evermark.cluster.holding import Candidate, HeldLease, LeaseLimits, Share
+from evermark.cluster.holding import Candidate, HeldLease, LeaseLimits, Share, as_holder
 from evermark.cluster.memory import MemoryLeases
+from evermark.errors import StaleError, UnreachableError
 from evermark.runtime import Threads
 from evermark.testing.until import until
 
@@ -103,3 +109,79 @@ def test_a_renewal_under_an_old_epoch_is_refused_and_counted() -> None:
     until(held.lost.is_set, "it is told")
     assert scene.refused == [FIRST]
     held.close()
+
+
+def test_a_lease_that_could_not_be_released_comes_back_under_a_higher_epoch() -> None:
+    """GIVEN an owner whose release did not reach the store WHEN it has its lease again THEN what it began before, and
+    would settle late, is refused: it has a new epoch."""
+
+    class Unreleased(MemoryLeases):
+        def release(self, *leases: Lease) -> None:
+            raise UnreachableError("no answer")
+
+    scene = Scene()
+    scene.leases = Unreleased(is_gone=lambda _: False)
+    candidate = scene.candidate(1, "deliver")
+    first, second = (candidate.acquire("deliver", scene.runtime.wake(), lambda: None) for _ in range(2))
+    assert first is not None and second is not None
+    first.close()
+    assert second.lease.epoch > first.lease.epoch
+    with pytest.raises(StaleError):
+        scene.leases.fence("deliver", first.lease.epoch)
+    scene.leases.fence("deliver", second.lease.epoch)
+    second.close()
+
+
+class HangingLeases(MemoryLeases):
+    """Does not come back from a renewal until it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__(is_gone=lambda _: False)
+        self.asked, self.goes_on = threading.Event(), threading.Event()
+
+    def renew(self, leases: Sequence[Lease], ttl_s: float) -> None:
+        self.asked.set()
+        self.goes_on.wait(60)
+        super().renew(leases, ttl_s)
+
+
+def test_a_lease_is_called_lost_in_time_while_its_renewal_hangs() -> None:
+    """GIVEN a store that does not come back from a renewal WHEN time passes THEN the owner is told before the lease is
+    over; and a renewal that comes back late does not make it an owner again."""
+    scene = Scene()
+    scene.leases = leases = HangingLeases()
+    limits = LeaseLimits(ttl_s=2.0, standby_poll_s=0.01)
+    held = scene.held(scene.candidate(1, *NAMES, limits=limits))
+    try:
+        until(held.lost.is_set, "it is told", timeout_s=30)
+        assert leases.asked.is_set() and not leases.goes_on.is_set()
+    finally:
+        leases.goes_on.set()
+    held._task.join(30)
+    assert held.lost.is_set() and held._task.join(0.0), "it renews no more"
+    held.close()
+
+
+def test_a_lease_that_took_long_to_get_is_renewed_at_once() -> None:
+    """GIVEN a lease whose time began long before its owner had it WHEN it is held THEN it is renewed at once."""
+    scene = Scene()
+    scene.leases = leases = HangingLeases()
+    leases.goes_on.set()
+    candidate = scene.candidate(1, *NAMES)
+    lease = leases.acquire(FIRST, candidate.holder, LIMITS.ttl_s)
+    assert lease is not None
+    since = time.monotonic() - LIMITS.renew_every_s
+    held = HeldLease(leases, lease, scene.runtime, candidate.log, LIMITS, since=since)
+    assert leases.asked.wait(LIMITS.renew_every_s / 2)
+    held.close()
+
+
+def test_a_change_that_was_made_is_not_called_failed_when_its_lease_cannot_be_released() -> None:
+    """GIVEN a store that goes away after a person's change was made THEN the change is told, and no error."""
+
+    class Unreleased(MemoryLeases):
+        def release(self, *leases: Lease) -> None:
+            raise UnreachableError("no answer")
+
+    holder = Holder("person", "host", "boot", 1, "1")
+    assert as_holder(Unreleased(), "deliver", holder, lambda: None, lambda epoch: f"changed under {epoch}")

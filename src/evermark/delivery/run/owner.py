@@ -50,8 +50,8 @@ class DeliveryLimits:
     # A step that has not ended by then posts to a slow receiver; its epoch is old when it comes back.
     end_s: float = 5.0
     live_end_s: float = 15.0  # the same for what is being handed over: thousands of requests take seconds
-    # Before a planned stop, turns of subscriptions that are behind are waited for so long, and the others are served: a
-    # receiver that hangs must not hold up the rest.
+    # Before a planned stop, or a move to another instance, turns of subscriptions that are behind are waited for so
+    # long, and the others are served: a receiver that hangs must not hold up the rest.
     drain_s: float = 60.0
     handover: HandoverLimits = field(default_factory=HandoverLimits)
     follow: FollowLimits = field(default_factory=FollowLimits)
@@ -217,13 +217,15 @@ class DeliveryOwner:
         live = LiveGroup(store, deliverer, epoch, now, news.by_group, bot_views, lock(), limits.handover)
         follower = Follower(store, log, live, deliverer, epoch, now, news.by_follower, bot_views, limits.follow)
         ended = runtime.wake()
-        ends = self._ends = (ended, self._stopping, held.lost, held.moved)
+        over = self._ends = (ended, self._stopping, held.lost)
+        ends = (*over, held.moved)
         self._live = live
         news.delivering()
         self._log.info("delivering", epoch=epoch, subscriptions=len(store.subscriptions()), **self._which())
         beside = self._begin_beside(epoch, bot_views, follower, ends) if self.shard == FIRST else []
         try:
             self._follow(follower, ends)
+            self._wind_down(follower, beside, over)
         finally:
             self._live = None  # before any wait: batches handed over from here on are another's work
             ended.set()
@@ -233,8 +235,8 @@ class DeliveryOwner:
             deadline = runtime.monotonic() + limits.end_s
             for task in [*beside, *self._turns]:
                 task.join(max(0.0, deadline - runtime.monotonic()))
-            # A turn that goes on waits for a receiver that hangs. What it brings is refused, its epoch being old, and
-            # while it lasts nobody begins another here; the others need not wait for it to have the lease.
+            # A turn that goes on even now waits for a receiver that hangs. What it brings is refused, its epoch being
+            # old, and while it lasts nobody begins another here; the others need not wait for it to have the lease.
             if late := sorted(self.serving()):
                 self._log.warning("turns have not ended; the lease is let go of without them", subscriptions=late[:20])
 
@@ -313,22 +315,40 @@ class DeliveryOwner:
 
     def _follow(self, follower: Follower, ends: Ends) -> None:
         while not any_set(ends):
-            moved = False
-            self._wake.clear()
-            try:
-                moved = self._catch_up_group(follower)
+            if not self._followed(follower, ends):
+                return  # it is stood by for
+
+    def _wind_down(self, follower: Follower, beside: Sequence[Task], over: Ends) -> None:
+        """Another instance is to deliver: what is being posted is settled before it can begin, else it would post the
+        same again, at the same time. Meanwhile the group goes on here.
+        """
+        until = self._runtime.monotonic() + self.limits.drain_s
+        while not any_set(over) and self._runtime.monotonic() < until:
+            if all(task.join(0.0) for task in (*beside, *self._turns)):
+                return
+            if not self._followed(follower, over, serves=False):
+                return
+
+    def _followed(self, follower: Follower, ends: Ends, *, serves: bool = True) -> bool:
+        """One look. False: there is no such shard any more."""
+        moved = False
+        self._wake.clear()
+        try:
+            moved = self._catch_up_group(follower)
+            if serves:
                 self._serve(follower, ends)
-            except (ConflictError, NotFoundError) as error:
-                self._log.info("follower looks again", error=error)
-                if self.shard != FIRST and not self._still_there():
-                    return  # it is stood by for
-            except EvermarkError as error:
-                if action_for(error) is not Action.RETRY:
-                    raise
-                self._log.warning("follower waits", error=error)
-                self._runtime.wait(self.limits.again_after_s, *ends)
-            if not moved:
-                self._runtime.wait(self.limits.follow_every_s, self._wake, *ends)
+        except (ConflictError, NotFoundError) as error:
+            self._log.info("follower looks again", error=error)
+            if self.shard != FIRST and not self._still_there():
+                return False
+        except EvermarkError as error:
+            if action_for(error) is not Action.RETRY:
+                raise
+            self._log.warning("follower waits", error=error)
+            self._runtime.wait(self.limits.again_after_s, *ends)
+        if not moved:
+            self._runtime.wait(self.limits.follow_every_s, self._wake, *ends)
+        return True
 
     def _catch_up_group(self, follower: Follower) -> bool:
         with self._lock:

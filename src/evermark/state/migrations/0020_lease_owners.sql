@@ -3,3 +3,5 @@
 alter table leases
     add column last_instance text,
     add column checked_epoch bigint not null default 0;
+
+update leases set last_instance = instance;

@@ -17,7 +17,7 @@ from evermark.cluster.memory import MemoryLeases
 from evermark.delivery.base import Cursor, SourcePartition, SubscriptionSpec
 from evermark.delivery.decide.turns import TurnClass
 from evermark.delivery.replay.memory import MemoryReplays
-from evermark.delivery.run.follower import Follower
+from evermark.delivery.run.follower import FOLLOW_BUDGET_S, Follower
 from evermark.delivery.run.live import LiveGroup
 from evermark.delivery.run.owner import DeliveryOwner, DeliveryWorks
 from evermark.delivery.store.memory import MemoryDelivery
@@ -299,10 +299,61 @@ def test_a_planned_stop_waits_until_the_group_has_settled_what_it_is_sent(monkey
     assert len(begun) == 1
 
 
-def test_delivery_that_moves_does_not_wait_for_a_receiver_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """GIVEN a turn that hangs WHEN delivery is told to end THEN its lease is free soon, and that is said; and while the
-    turn lasts, the subscription gets no other turn here.
+def _moved_during_a_turn(monkeypatch: pytest.MonkeyPatch, turn_s: float) -> tuple[Scene, list[float], list[float]]:
+    """Delivery that is to move while it has a turn of so long: the scene, when its turns began, and when its lease was
+    free, by its clock. Batches are handed over meanwhile."""
+    scene = Scene()
+    turns: list[float] = []
+
+    def post(*_: object) -> frozenset[str]:
+        turns.append(scene.runtime.monotonic())
+        scene.runtime.wait(turn_s)
+        return frozenset({"slow"})
+
+    monkeypatch.setattr(Follower, "due", lambda _: [SimpleNamespace(name="slow", generation=1)])
+    monkeypatch.setattr(Follower, "turn_class", lambda *_: TurnClass.SLOW)
+    monkeypatch.setattr(Follower, "catch_up", post)
+    monkeypatch.setattr(LiveGroup, "hand_over", lambda *_: scene.said.append(("handed over", {})) or True)
+    freed: list[float] = []
+
+    def move() -> None:
+        scene.runtime.wait(3.0)
+        scene.candidate.share.set(())
+        while scene.leases._held[DELIVER_LEASE].holder is not None:
+            scene.runtime.wait(0.1)
+            scene.owner.hand_over(Span(PLACE, Cursor(0), 1, ("f",), 1, exact=True))
+        freed.append(scene.runtime.monotonic())
+
+    scene.runtime.spawn("move", move)
+    scene.run(120.0)
+    return scene, turns, freed
+
+
+def test_delivery_that_moves_settles_what_it_posts_before_another_can_post_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """GIVEN a turn that takes as long as its budget and one request WHEN delivery is to move THEN its lease is free
+    when the turn is over, not before; no other turn begins, and fresh batches are delivered until then.
     """
+    turn_s = FOLLOW_BUDGET_S + SubscriptionSpec("a", "https://a.example").timeout_s
+    scene, turns, freed = _moved_during_a_turn(monkeypatch, turn_s)
+    assert turn_s <= freed[0] - turns[0] < turn_s + 2.0
+    assert len(turns) == 1
+    assert scene.events().count("handed over") > 100
+    assert "turns have not ended; the lease is let go of without them" not in scene.events()
+
+
+def test_delivery_that_moves_does_not_wait_for_ever_for_a_receiver_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """GIVEN a turn that hangs WHEN delivery is to move THEN its lease is free after a while, and that is said."""
+    scene, turns, freed = _moved_during_a_turn(monkeypatch, 1000.0)
+    limits = scene.owner.limits
+    assert freed[0] - turns[0] < 3.0 + limits.drain_s + 2 * limits.end_s
+    assert "turns have not ended; the lease is let go of without them" in scene.events()
+    assert len(turns) == 1
+
+
+def test_a_subscription_whose_turn_lasts_gets_no_other_when_delivery_begins_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """GIVEN a turn that hangs WHEN the lease is lost, and had again THEN the subscription has one turn at a time."""
     scene = Scene()
     turns: list[float] = []
 
@@ -314,18 +365,13 @@ def test_delivery_that_moves_does_not_wait_for_a_receiver_that_hangs(monkeypatch
     monkeypatch.setattr(Follower, "due", lambda _: [SimpleNamespace(name="slow", generation=1)])
     monkeypatch.setattr(Follower, "turn_class", lambda *_: TurnClass.SLOW)
     monkeypatch.setattr(Follower, "catch_up", hang)
-    freed: list[float] = []
 
-    def move() -> None:
+    def lose() -> None:
         scene.runtime.wait(3.0)
-        scene.candidate.share.set(())
-        while scene.leases._held[DELIVER_LEASE].holder is not None:
-            scene.runtime.wait(0.1)
-        freed.append(scene.runtime.monotonic())
-        scene.candidate.share.set(None)
+        scene.leases._held.update(
+            (name, replace(held, epoch=held.epoch + 1, holder=None)) for name, held in scene.leases._held.items()
+        )
 
-    scene.runtime.spawn("move", move)
+    scene.runtime.spawn("lose", lose)
     scene.run(60.0)
-    assert freed[0] - turns[0] < 3.0 + 2 * scene.owner.limits.end_s
-    assert "turns have not ended; the lease is let go of without them" in scene.events()
     assert scene.events().count("delivering") == 2 and len(turns) == 1
