@@ -98,7 +98,7 @@ class SimLeases:
 
     def renew(self, leases: Sequence[Lease], ttl_s: float) -> float:
         try:
-            return float(self.port.renew(leases, ttl_s))
+            renewed_s = float(self.port.renew(leases, ttl_s))
         except StaleError:
             for lease in leases:
                 self.instance.told_lost(lease)
@@ -111,6 +111,7 @@ class SimLeases:
             raise
         for lease in leases:
             self.missed.pop(lease, None)
+        return renewed_s
 
     def note_checked(self, leases: Sequence[Lease]) -> None:
         self.port.note_checked(leases)

@@ -103,7 +103,7 @@ def test_a_lease_that_was_taken_before_the_share_was_known_is_handed_over_too() 
 def test_a_renewal_under_an_old_epoch_is_refused_and_counted() -> None:
     """GIVEN an owner whose lease another took WHEN it renews THEN it is told that it lost it, and that is counted."""
     scene = Scene()
-    held = scene.held(scene.candidate(1, *NAMES, limits=LeaseLimits(ttl_s=0.2, standby_poll_s=0.01)))
+    held = scene.held(scene.candidate(1, *NAMES, limits=LeaseLimits(ttl_s=4.0, standby_poll_s=0.01)))
     scene.leases._is_gone = lambda _: True
     assert scene.leases.acquire(NAMES[3], Holder("other", "host", "boot", 2, "1"), 60.0) is not None
     until(held.lost.is_set, "it is told")
