@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import socket
 import sqlite3
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -11,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from evermark.errors import ConflictError, GapError, SetupError, StaleError
+from evermark.errors import ConflictError, GapError, SetupError, StaleError, UnreachableError
 from evermark.replicas.ranges import Ranges
 from evermark.sources.base import Limit
+from evermark.sources.replica import source as replica_source
 from evermark.testing.servers import PostgresServer
 from tests.contract.replica_source.replica_source_scene import Crash, Pipeline, SourceScene, source_scene
 
@@ -255,6 +258,18 @@ def test_events_that_a_restored_peer_lost_are_planned_anew(scene: SourceScene, t
     scene.insert("north", 10, 1)
     pipe.drain()
     assert sorted(row["key"] for row in pipe.rows) == ["1", "10", "2"]
+
+
+def test_looking_does_not_wait_for_a_peer_that_hangs(scene: SourceScene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """GIVEN a peer that takes a connection and never answers THEN who only looks is told so within seconds."""
+    monkeypatch.setattr(replica_source, "_GLANCE_S", 0.2)
+    with closing(socket.create_server(("127.0.0.1", 0))) as hanging:
+        source = scene.source()
+        source.target = replace(scene.target, url=f"http://127.0.0.1:{hanging.getsockname()[1]}")
+        began = time.monotonic()
+        with pytest.raises(UnreachableError):
+            source.untaken({0: source.earliest(0)})
+        assert time.monotonic() - began < 30
 
 
 def test_a_table_that_the_peer_does_not_replicate_is_named(scene: SourceScene) -> None:

@@ -21,7 +21,7 @@ import structlog
 from evermark.errors import BusyError, ConflictError, DeniedError, SetupError
 from evermark.event import Seen
 from evermark.replicas.auth import Party
-from evermark.replicas.client import HttpPeer
+from evermark.replicas.client import TIMEOUT_S, HttpPeer
 from evermark.replicas.event import new_origin
 from evermark.replicas.exchange import PAGE_EVENTS, PROTOCOL, Hello, Standing
 from evermark.replicas.members import Said
@@ -40,6 +40,7 @@ from evermark.state.connection import State
 log = structlog.get_logger(__name__)
 _PARTITION = 0
 _LOOK_S = 0.5
+_GLANCE_S = 3.0  # who only looks waits no longer for the peer
 _TELL_S = 5.0  # the peer is told how far the log is no oftener than that
 _BATCH_EVENTS = 100_000
 _SLICE_EVENTS = 20_000
@@ -77,14 +78,14 @@ class ReplicaTables(Source):
         if self._plans is not None:
             self._plans.close()
 
-    def peer(self, tables: Mapping[str, Table] | None = None) -> HttpPeer:
+    def peer(self, tables: Mapping[str, Table] | None = None, timeout_s: float = TIMEOUT_S) -> HttpPeer:
         target = self.target
         party = Party(target.cluster, target.node, target.peer, Secret(target.key.open()))
-        return HttpPeer(target.url, party, lambda: tables or {}, now_ms)
+        return HttpPeer(target.url, party, lambda: tables or {}, now_ms, timeout_s)
 
-    def standing(self) -> Standing:
+    def standing(self, timeout_s: float = TIMEOUT_S) -> Standing:
         """What the peer has; `SetupError` unless it has our tables."""
-        with closing(self.peer()) as peer:
+        with closing(self.peer(timeout_s=timeout_s)) as peer:
             found = peer.standing()
         if found.hello.node != self.target.peer:
             raise DeniedError(f"{found.hello.node[:60]!r} answers for {self.target.peer}", hint="correct url or peer")
@@ -248,7 +249,7 @@ class ReplicaTables(Source):
         start, plan = number_of(after[_PARTITION]), self.plans.load()
         if plan is not None and plan.end > start:
             return {_PARTITION: Untaken(position(plan.end))}
-        standing = self.standing()
+        standing = self.standing(_GLANCE_S)
         plan = plan or planning.begun("", self.target.tables, standing.floors)
         found = planning.unplanned(plan, self.target.tables, standing.hello.said.held)
         count = sum(ranges.count for held in found.values() for ranges in held.values())
