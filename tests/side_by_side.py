@@ -47,6 +47,7 @@ PARTS: Mapping[str, Sequence[str]] = {
         "tests/contract/cli",
         "tests/contract/delivery",
         "tests/contract/log",
+        "tests/contract/replica_source",
         "tests/contract/replicas",
         "tests/contract/state",
         "tests/contract/storage",
@@ -69,7 +70,11 @@ PARTS: Mapping[str, Sequence[str]] = {
         "tests/faults/test_object_store.py",
     ),
     "faults-instances": ("tests/faults/test_instances.py",),
-    "faults-oracle": ("tests/faults/test_oracle.py", "tests/faults/test_replicas.py"),
+    "faults-oracle": (
+        "tests/faults/test_oracle.py",
+        "tests/faults/test_replica_source.py",
+        "tests/faults/test_replicas.py",
+    ),
     "faults-cluster": ("tests/faults/test_cluster.py",),
     "faults-tables": (
         "tests/faults/test_copy.py",

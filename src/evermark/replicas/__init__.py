@@ -1,6 +1,6 @@
 """Replicas: tables in several databases that stay equal, though their peers meet seldom and in any order.
 
-    a row changes          capture, in the transaction of the change: triggers        `schema_sqlite`, `schema_postgres`
+    a row changes          capture, in the transaction of the change: triggers        `sqlite`, `postgres`
       └─ Event             (origin, seq), the row's image, its Version                `event`
            └─ Ranges       which numbers of each origin a node holds                  `ranges`
                 ├─ pages   what a peer lacks, by (origin, seq)                        `paging`

@@ -109,7 +109,7 @@ def check(spec: Table, files: Sequence[Path], form: Sequence[Sequence[Any]], rec
 
     def checked(part: Callable[[sqlite3.Connection, Table], Any]) -> Any:
         try:
-            with closing(sqlite3.connect(f"file:{files[0]}?mode=ro", uri=True)) as connection:
+            with closing(sqlite3.connect(f"{files[0].resolve().as_uri()}?mode=ro", uri=True)) as connection:
                 connection.execute("pragma trusted_schema = off")
                 connection.execute("pragma cell_size_check = on")
                 connection.execute("attach ? as versions", [str(files[1])])

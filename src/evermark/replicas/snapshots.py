@@ -153,13 +153,7 @@ class Snapshots:
         """The rows of a snapshot of which no chunk is missing."""
         folder = self._taken(peer, manifest)
         for number in range(len(manifest.chunks)):
-            try:
-                data = (folder / _chunk_file(manifest, number)).read_bytes()
-            except FileNotFoundError:
-                raise ConflictError(
-                    f"{table.name}: chunk {number} of the snapshot {manifest.id} was thrown away meanwhile",
-                    hint="another process of this node syncs with the same peer: it is tried again",
-                ) from None
+            data = _set_aside(folder, manifest, number)
             try:
                 rows = decoded(table, manifest, number, data)
             except FormatError:
@@ -177,7 +171,7 @@ class Snapshots:
             files.append(folder / f"file{at}.db")
             with open(files[-1], "wb") as file:
                 for number in itertools.islice(numbers, count):
-                    data = (folder / _chunk_file(manifest, number)).read_bytes()
+                    data = _set_aside(folder, manifest, number)
                     try:
                         _undamaged(manifest, number, data)
                     except FormatError:
@@ -206,6 +200,16 @@ def _file(number: int, *, is_native: bool = False) -> str:
 
 def _chunk_file(manifest: Manifest, number: int) -> str:
     return _file(number, is_native=bool(manifest.files))
+
+
+def _set_aside(folder: Path, manifest: Manifest, number: int) -> bytes:
+    try:
+        return (folder / _chunk_file(manifest, number)).read_bytes()
+    except FileNotFoundError:
+        raise ConflictError(
+            f"{manifest.table}: chunk {number} of the snapshot {manifest.id} was thrown away meanwhile",
+            hint="another process of this node syncs with the same peer: it is tried again",
+        ) from None
 
 
 def _write(path: Path, data: bytes) -> None:

@@ -358,7 +358,7 @@ class SqliteStore(SqlStore):
                 if not is_empty:
                     raise native.NotNative(f"{table} has rows", hint="the snapshot is merged as columns")
                 for trigger in _TRIGGERS:  # they would let SQLite go row by row; they are back before anybody sees it
-                    self._run(f'drop trigger "{table}_replica_{trigger}"')
+                    self._run(f'drop trigger if exists "{table}_replica_{trigger}"')
                 for schema, name in zip(schemas, native.names_of(table), strict=True):
                     self._run(f'insert into main."{name}" select * from {schema}."{name}"')
                 self._capture(spec)

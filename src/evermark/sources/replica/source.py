@@ -104,7 +104,7 @@ class ReplicaTables(Source):
     def check(self, resume: Mapping[int, str], newest: Mapping[int, Seen] | None = None) -> None:
         for text in resume.values():
             number_of(text)
-        standing, plan = self.standing(), self.plans.load()
+        standing, plan = self.standing(), self.plans.load() if resume else None
         if plan is not None:
             self._check_floors(planning.with_tables(plan, self.target.tables, standing.floors), standing)
 
