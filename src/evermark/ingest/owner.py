@@ -189,6 +189,7 @@ class SourceOwner:
     def _own(self, held: HeldLease) -> Steps[None]:
         epoch = held.lease.epoch
         self._checked = False
+        self.source.owned(epoch)
         self.works.prepare()
         self._stepped_down.clear()
         repairer = self._repairer = Repairer(

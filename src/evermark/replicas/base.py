@@ -83,8 +83,9 @@ class ReplicaStore(Protocol):
         older program left get numbers. Doing it again changes nothing, but for columns that were given."""
         ...
 
-    def renew_capture(self) -> list[str]:
-        """Make the triggers anew where another version of this program made them; the tables of which it did."""
+    def renew_capture(self, table: str) -> bool:
+        """Make the triggers of a table anew if another version of this program made them; whether it did. Those that
+        are there go on capturing when it fails."""
         ...
 
     def left_out(self, table: str) -> list[str]:

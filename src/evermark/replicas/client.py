@@ -25,7 +25,7 @@ from evermark.replicas.wire import (
     note_of,
 )
 
-_TIMEOUT_S = 60.0
+TIMEOUT_S = 60.0
 _TIMEOUTS_S = {"snapshot": 900.0, "digests": 600.0, "cuts": 600.0}  # the peer reads its whole table for these
 
 
@@ -33,14 +33,19 @@ class HttpPeer:
     """Speaks to one peer over one connection, which is made when it is needed. Not thread-safe."""
 
     def __init__(
-        self, url: str, party: Party, tables: Callable[[], Mapping[str, Table]], now_ms: Callable[[], int]
+        self,
+        url: str,
+        party: Party,
+        tables: Callable[[], Mapping[str, Table]],
+        now_ms: Callable[[], int],
+        timeout_s: float = TIMEOUT_S,
     ) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ConfigError(f"the url of {party.peer} is no http url", hint="for example http://10.0.0.7:8440")
         self.name, self._party, self._tables, self._now_ms = party.peer, party, tables, now_ms
         self._secure, self._host, self._port = parts.scheme == "https", parts.hostname, parts.port
-        self._path = parts.path.rstrip("/")
+        self._path, self._timeout_s = parts.path.rstrip("/"), timeout_s
         self._connection: http.client.HTTPConnection | None = None
         self.bytes_moved = 0  # bodies, in both directions
 
@@ -128,11 +133,11 @@ class HttpPeer:
         headers = self._party.sign_request("POST", path, body, self._now_ms())
         if self._connection is None:
             kind = http.client.HTTPSConnection if self._secure else http.client.HTTPConnection
-            self._connection = kind(self._host, self._port, timeout=_TIMEOUT_S)
+            self._connection = kind(self._host, self._port, timeout=self._timeout_s)
         try:
             if self._connection.sock is None:
                 self._connection.connect()
-            self._connection.sock.settimeout(_TIMEOUTS_S.get(path.rpartition("/")[2], _TIMEOUT_S))
+            self._connection.sock.settimeout(_TIMEOUTS_S.get(path.rpartition("/")[2], self._timeout_s))
             self._connection.request("POST", self._path + path, body, headers)
             response = self._connection.getresponse()
         except (ConnectionError, http.client.HTTPException):

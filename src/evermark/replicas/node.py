@@ -67,8 +67,6 @@ class ReplicaNode:
         """The first thing a process does: a restored or cloned database goes on under a new origin."""
         replica = self.open()
         self.claim(replica)
-        if renewed := replica.renew_capture():
-            self._log.info("triggers of another version of evermark were renewed", tables=renewed)
         for name in self.settings.peers:
             replica.add_member(name)
         return replica
@@ -152,9 +150,12 @@ class ReplicaService:
         self._stopping = threading.Event()
         self._threads: list[threading.Thread] = []
         self._log = get_logger(part="replica", node=settings.name)
+        self._not_renewed: dict[str, str] = {}
 
     def start(self) -> None:
-        self.node.claimed().store.close()
+        replica = self.node.claimed()
+        self._renew_capture(replica)
+        replica.store.close()
         self.server.start()
         for name in self.node.dialled():
             self._begin(lambda name=name: self._meet(name), f"peer-{name}")  # type: ignore[misc]
@@ -203,11 +204,24 @@ class ReplicaService:
                 replica, due = None, 0.0
                 self._stopping.wait(random.uniform(0.5, 1.0) * backoff_s(failures, base_s=0.1, max_s=_BACKOFF_MAX_S))
 
+    def _renew_capture(self, replica: Replica) -> None:
+        """Old triggers capture, too: those that cannot be renewed now are tried again, and said once."""
+        for table in replica.store.tables():
+            try:
+                if replica.store.renew_capture(table):
+                    self._log.info("triggers of another version of evermark were renewed", table=table)
+                self._not_renewed.pop(table, None)
+            except EvermarkError as error:
+                if self._not_renewed.get(table) != error.message:
+                    self._log.warning("triggers of another version of evermark stay for now", table=table, error=error)
+                self._not_renewed[table] = error.message
+
     def _keep_up(self) -> None:
         while True:
             try:
                 replica = self.node.open()
                 self.node.claim(replica)
+                self._renew_capture(replica)
                 for table, done in replica.collect().items():
                     self.metrics.collected.labels(table, "events").inc(done.events)
                     self.metrics.collected.labels(table, "tombstones").inc(done.tombstones)

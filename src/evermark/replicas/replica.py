@@ -115,9 +115,6 @@ class Replica:
         self._renewed(origin)
         return origin
 
-    def renew_capture(self) -> list[str]:
-        return self._patiently(self.store.renew_capture)
-
     # Answers.
 
     def hello(self) -> Hello:

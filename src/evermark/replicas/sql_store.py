@@ -58,24 +58,22 @@ class SqlStore(SqlSnapshots):
     def _capture_digest(self, spec: Table) -> str:
         return hashlib.sha256(self._triggers(spec).encode()).hexdigest()
 
-    def renew_capture(self) -> list[str]:
-        found = []
-        for name, spec in self.tables().items():
-            if self._meta(f"capture::{name}", "") == self._capture_digest(spec):
-                continue
-            try:
-                with self._writing():
-                    self._lock_table(name)
-                    self._capture(spec)
-            except (BusyError, UnreachableError):
-                raise
-            except EvermarkError as error:
-                raise SetupError(
-                    f"the triggers of {name} were made by an older evermark, and cannot be renewed: {error.message}",
-                    hint=f"run as the table's owner: evermark replica init --table {name}",
-                ) from error
-            found.append(name)
-        return found
+    def renew_capture(self, table: str) -> bool:
+        spec = self._table(table)
+        if self._meta(f"capture::{table}", "") == self._capture_digest(spec):
+            return False
+        try:
+            with self._writing():
+                self._lock_table(table)
+                self._capture(spec)
+        except (BusyError, UnreachableError):
+            raise
+        except EvermarkError as error:
+            raise SetupError(
+                f"the triggers of {table} were made by an older evermark, and cannot be renewed: {error.message}",
+                hint=f"run as the table's owner: evermark replica init --table {table}",
+            ) from error
+        return True
 
     def identity(self) -> tuple[str, str]:
         return self._meta("origin", ""), self._meta("token", "")

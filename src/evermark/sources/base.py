@@ -10,7 +10,7 @@ The contract, which `evermark.testing.SourceContract` checks:
 - **Stateless**: `latest`, `read` and `confirm` run in three different processes. They share nothing but what was
   pickled with the source. Open connections lazily, drop them from the pickled state.
 - **Looking is not owning**: `check`, `condition`, `untaken` and `partitions` may be called by anybody at any time, and
-  change nothing. `begin`, `confirm`, `repair` and `upkeep` are the owner's.
+  change nothing. `owned`, `begin`, `confirm`, `repair` and `upkeep` are the owner's.
 - **Identity**: `event_id` is the same at every reading of the same event.
 - **Repeats**: a source that may give an event again at a later position says from where with `may_repeat_from`;
   ids logged from there on are excluded.
@@ -226,6 +226,10 @@ class Source(ABC):
 
     def confirm(self, partition: int, end: str) -> None:  # noqa: B027 - confirming is optional
         """Everything before `end` is logged, durable and checkpointed: the source may forget it."""
+
+    def owned(self, epoch: int) -> None:  # noqa: B027 - not every source writes something down
+        """Called by a new owner, before anything else: epochs grow from owner to owner. A source that keeps its plans
+        refuses with `StaleError` what an owner of an earlier epoch, who does not know of it yet, would change."""
 
     def begin(self, partition: int, position: str) -> None:  # noqa: B027 - not every source has something to take up
         """Reading goes on at `position`: all before it is logged, and nothing at or after it is.

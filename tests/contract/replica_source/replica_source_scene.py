@@ -115,10 +115,13 @@ class Pipeline:
 
     def __init__(self, scene: SourceScene) -> None:
         self._scene, self.rows, self.end = scene, list[dict[str, Any]](), scene.source().earliest(0)
+        self.epoch = 0
         self.start()
 
     def start(self) -> None:
+        self.epoch += 1
         self.source = self._scene.source()
+        self.source.owned(self.epoch)
         self.source.check({0: self.end})
         self.source.begin(0, self.end)
 
@@ -128,7 +131,7 @@ class Pipeline:
         if end == self.end:
             return False
         since = self.source.may_repeat_from(0, self.end)
-        had = {row["event_id"] for row in self.rows if since < self.end and row["position"] >= since}
+        had = {row["event_id"] for row in self.rows if row["position"] >= since}
         taken = [
             row
             for piece in self.source.slices(0, self.end, end)

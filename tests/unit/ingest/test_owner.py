@@ -54,8 +54,13 @@ class Scene:
         self.readings: list[tuple[float, list[int]]] = []
         self.stopped: list[int] = []
         self.said: list[str] = []
+        self.epochs: list[int] = []
         self.source = SimpleNamespace(
-            partitions=lambda: [0, 1], check=lambda *_: None, begin=lambda *_: None, repair=lambda _: None
+            partitions=lambda: [0, 1],
+            check=lambda *_: None,
+            owned=self.epochs.append,
+            begin=lambda *_: None,
+            repair=lambda _: None,
         )
         said = lambda event, **_: self.said.append(event)  # noqa: E731
         log = SimpleNamespace(debug=said, info=said, warning=said, error=said)
@@ -117,6 +122,17 @@ def test_a_partition_that_failed_is_read_again_in_its_time_though_the_others_are
     scene.run(30.0)
     assert scene.read_of() == [[0, 1], [0], [0, 1]]
     assert scene.readings[2][0] - scene.readings[1][0] < 1.0
+
+
+def test_the_source_is_told_of_its_owners_epoch_before_anything_is_read() -> None:
+    """GIVEN an owner WHEN another took its lease meanwhile and it gets it back THEN the source is told each epoch."""
+    scene = Scene()
+    told: list[int] = []
+    scene.during = lambda _: told.extend(scene.epochs)
+    scene.outcomes = [{0: StaleError("another one has the lease"), 1: StaleError("another one has the lease")}]
+    scene.run(30.0)
+    assert told == scene.epochs == sorted(set(scene.epochs))
+    assert len(told) == 2
 
 
 def test_s8_a_source_that_fails_again_and_again_is_left_alone_for_the_breakers_time() -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evermark.errors import ConflictError, FormatError, GapError
+from evermark.errors import ConflictError, FormatError, GapError, StaleError
 from evermark.replicas.ranges import Held, Ranges
 from evermark.sources.replica import plan as planning
 from evermark.sources.replica.plan import Plan, number_of, position
@@ -46,7 +48,7 @@ def test_each_event_has_one_position_and_keeps_it(
         plan = planning.grown(plan, TABLES, seen)
         for number, event in _events(plan, plan.start, plan.end).items():
             assert given_out.setdefault(number, event) == event
-        plan = planning.confirmed(plan, confirmed)
+        plan = replace(planning.confirmed(plan, confirmed), epoch=plan.epoch + 1, pending=Plan("reader.1", plan.end))
         assert planning.from_json(planning.as_json(plan)) == plan
     assert sorted(given_out) == list(range(plan.end))
     everything = [
@@ -80,6 +82,37 @@ def test_numbers_below_a_floor_are_a_gap_unless_the_plan_begins_there() -> None:
         planning.check_floors("north", Plan("r", done={"orders": {}}), TABLES, held, floors)
     late = planning.with_tables(Plan("r", done={"bills": {}}), TABLES, floors)
     planning.check_floors("north", late, TABLES, held, floors)
+
+
+def test_what_is_planned_anew_claims_nothing_that_its_peer_collected() -> None:
+    """GIVEN a log whose plan is lost, and a peer that collected events THEN these are a gap: the log may lack them."""
+    held, floors = {"orders": {"a": Ranges.through(12)}}, {"orders": {"a": 9}}
+    with pytest.raises(GapError, match="north has no events 1 to 9 of a"):
+        planning.check_floors("north", planning.anew("r", 3, TABLES), TABLES, held, floors)
+
+
+def test_only_what_the_peer_had_when_it_was_planned_anew_may_be_in_the_log() -> None:
+    """GIVEN a plan that was made anew THEN repeats end with what its peer had then; what it lost since may come back
+    later, and be one."""
+    held = {"orders": {"a": Ranges.through(5)}}
+    plan = planning.anew("r", 100, TABLES)
+    assert plan.repeats_to > 10**19
+    plan = planning.grown(plan, TABLES, held)
+    assert plan.repeats_to == plan.end == 105
+    later = planning.grown(plan, TABLES, {"orders": {"a": Ranges.through(7)}})
+    assert (later.repeats_to, later.end) == (105, 107)
+    assert planning.without_vanished(later, 105, {"orders": {"a": Ranges.through(6)}}).repeats_to == 105
+    cut = planning.without_vanished(later, 100, {"orders": {"a": Ranges.through(4)}})
+    assert planning.grown(cut, TABLES, {"orders": {"a": Ranges.through(9)}}).repeats_to == 109
+
+
+def test_an_owner_of_an_earlier_epoch_is_refused() -> None:
+    """GIVEN a plan that a later owner took up THEN an earlier one may not use it, and one that follows may."""
+    with pytest.raises(StaleError, match="epoch 3, and ours is 2"):
+        planning.check_owner(Plan("r", epoch=3), 2)
+    planning.check_owner(Plan("r", epoch=3), 3)
+    planning.check_owner(Plan("r", epoch=3), 4)
+    planning.check_owner(None, 0)
 
 
 def test_a_position_is_a_number_of_one_width() -> None:

@@ -12,10 +12,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from evermark.errors import ConflictError, FormatError, GapError
+from evermark.errors import ConflictError, FormatError, GapError, StaleError
 from evermark.replicas.ranges import NOTHING, Held, Ranges, held_as_json, held_from, lacking, union
 
 _DIGITS = 20
+EVERYTHING = 10**_DIGITS - 1
 JUMP = 10**12  # from the end of a plan to where the next begins when a gap was closed: room for the rows between
 
 HeldByTable = Mapping[str, Held]
@@ -45,13 +46,19 @@ class Part:
 
 @dataclass(frozen=True)
 class Plan:
-    """`done` is what stands before `start`; `parts` follow it without a gap. `origin` is what the peer knows us by."""
+    """`done` is what stands before `start`; `parts` follow it without a gap. `origin` is what the peer knows us by.
+
+    `epoch` is that of the owner who changed it last: an earlier one may not change it any more. `pending` replaces it
+    when the gap is closed that is being repaired.
+    """
 
     origin: str
     start: int = 0
     done: HeldByTable = field(default_factory=dict)
     parts: tuple[Part, ...] = ()
-    repeats: bool = False  # the log may hold any of these events already: State was lost, or the checkpoint set back
+    repeats_to: int = 0  # the log may hold events before it already: State was lost, or the checkpoint set back
+    epoch: int = 0
+    pending: Plan | None = None
 
     @property
     def end(self) -> int:
@@ -89,9 +96,19 @@ def begun(origin: str, tables: Sequence[str], floors: Mapping[str, Mapping[str, 
     return Plan(origin, done={table: _through(floors.get(table, {})) for table in tables})
 
 
-def anew(origin: str, at: int, tables: Sequence[str], floors: Mapping[str, Mapping[str, int]]) -> Plan:
-    """A plan from `at` on, when none leads there: all that the peer has may be in the log already."""
-    return replace(begun(origin, tables, floors), start=at, repeats=at > 0)
+def anew(origin: str, at: int, tables: Sequence[str]) -> Plan:
+    """A plan from `at` on, when none leads there: all that the peer has may be in the log already, and nothing need be.
+    So events that it collected are a gap."""
+    return Plan(origin, at, {table: {} for table in tables}, repeats_to=EVERYTHING)
+
+
+def check_owner(plan: Plan | None, epoch: int) -> None:
+    """`StaleError` when a later owner has taken the plan up: positions of this one may be of another plan."""
+    if plan is not None and plan.epoch > epoch:
+        raise StaleError(
+            f"the plan is of the owner of epoch {plan.epoch}, and ours is {epoch}",
+            hint="another instance reads this source now; nothing is to be done",
+        )
 
 
 def _through(floors: Mapping[str, int]) -> dict[str, Ranges]:
@@ -124,14 +141,15 @@ def unplanned(plan: Plan, tables: Sequence[str], held: HeldByTable) -> dict[str,
 
 
 def grown(plan: Plan, tables: Sequence[str], held: HeldByTable) -> Plan:
-    """With all that the peer has behind what was planned before."""
+    """With all that the peer has behind what was planned before. What it has when it is planned anew for the first time
+    is all that the log may hold."""
     parts, at = list(plan.parts), plan.end
     for table, by_origin in sorted(unplanned(plan, tables, held).items()):
         for origin, ranges in sorted(by_origin.items()):
             for first, last in ranges:
                 parts.append(Part(at, table, origin, first, last))
                 at = parts[-1].end
-    return replace(plan, parts=tuple(parts))
+    return replace(plan, parts=tuple(parts), repeats_to=min(plan.repeats_to, at))
 
 
 def confirmed(plan: Plan, upto: int) -> Plan:
@@ -157,7 +175,8 @@ def without_vanished(plan: Plan, start: int, held: HeldByTable) -> Plan:
         has = held.get(part.table, {}).get(part.origin, NOTHING)
         if rest is not None and not has.covers(Ranges(((rest.first, rest.last),))):
             kept = (cut for each in plan.parts if (cut := each.between(plan.start, rest.at)) is not None)
-            return replace(plan, parts=tuple(kept))
+            repeats_to = EVERYTHING if plan.repeats_to > rest.at else plan.repeats_to  # it may come back later
+            return replace(plan, parts=tuple(kept), repeats_to=repeats_to)
     return plan
 
 
@@ -168,7 +187,9 @@ def as_json(plan: Plan) -> dict[str, Any]:
         "start": plan.start,
         "done": {table: held_as_json(held) for table, held in plan.done.items()},
         "parts": [[part.table, part.origin, part.first, part.last] for part in plan.parts],
-        "repeats": plan.repeats,
+        "repeats_to": plan.repeats_to,
+        "epoch": plan.epoch,
+        "pending": None if plan.pending is None else as_json(plan.pending),
     }
 
 
@@ -180,4 +201,6 @@ def from_json(value: Any) -> Plan:
         parts.append(Part(at, table, origin, first, last))
         at = parts[-1].end
     done = {table: held_from(held) for table, held in value["done"].items()}
-    return Plan(value["origin"], int(value["start"]), done, tuple(parts), bool(value["repeats"]))
+    pending = None if value["pending"] is None else from_json(value["pending"])
+    repeats_to, epoch = int(value["repeats_to"]), int(value["epoch"])
+    return Plan(value["origin"], int(value["start"]), done, tuple(parts), repeats_to, epoch, pending)

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
+from dataclasses import replace
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from evermark.errors import ConflictError
+from evermark.errors import GapError
 from evermark.event import Op, taken_batch
 from evermark.replicas.client import HttpPeer
 from evermark.replicas.columns import images_of
@@ -75,6 +76,8 @@ class SnapshotGap(Gap):
 
 
 class SnapshotRepair(Repair):
+    """What follows the gap is kept in State from the beginning on: whoever owns the source then finishes the repair."""
+
     def __init__(
         self,
         target: ReplicaTarget,
@@ -82,10 +85,10 @@ class SnapshotRepair(Repair):
         dial: Dial,
         fresh_origin: Callable[[], str],
         tell: Callable[[Plan, Standing], None],
+        epoch: int,
     ) -> None:
         self._target, self._plans, self._dial = target, plans, dial
-        self._fresh_origin, self._tell = fresh_origin, tell
-        self._following: Plan | None = None
+        self._fresh_origin, self._tell, self._epoch = fresh_origin, tell, epoch
 
     def begin(self, stopped: Callable[[], bool], left_at: str | None = None) -> Gap:
         plan = self._plans.load() or Plan("")
@@ -97,17 +100,30 @@ class SnapshotRepair(Repair):
             for name, table in tables.items():
                 covering = _both(logged.done.get(name, {}), standing.hello.said.held.get(name, {}))
                 manifests[name] = verified(peer.snapshot(name, covering=covering), table)
-        end = max(plan.end, number_of(left_at) if left_at is not None else 0)
+        # An earlier try may have logged rows before the place where it meant to go on.
+        tried = plan.end if plan.pending is None else plan.pending.start
+        end = max(plan.end, tried, number_of(left_at) if left_at is not None else 0)
         done = {name: union(logged.done.get(name, {}), manifest.held) for name, manifest in manifests.items()}
-        self._following = Plan(self._fresh_origin(), end + JUMP, done)
-        self._tell(self._following, standing)
+        following = Plan(self._fresh_origin(), end + JUMP, done)
+
+        def with_pending(plan: Plan | None) -> Plan:
+            return replace(plan or Plan(self._fresh_origin()), pending=following)
+
+        self._plans.change(self._epoch, with_pending)
+        self._tell(following, standing)
         return SnapshotGap(self._dial, tables, manifests, end)
 
     def finish(self, position: str) -> None:
-        following = self._following
-        if following is None or following.start != number_of(position):
-            raise ConflictError("a repair ends that was not begun here", hint="it is begun again")
-        self._plans.change(lambda _: following)
+        start = number_of(position)
+
+        def followed(plan: Plan | None) -> Plan:
+            if plan is not None and plan.pending is None and plan.start == start:
+                return plan  # an earlier try came as far
+            if plan is None or plan.pending is None or plan.pending.start != start:
+                raise GapError("nobody knows what follows the snapshot: State was lost", hint="it is repaired anew")
+            return plan.pending
+
+        self._plans.change(self._epoch, followed)
 
     def abandon(self) -> None: ...
 

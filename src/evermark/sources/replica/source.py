@@ -18,10 +18,10 @@ from typing import Any
 import pyarrow as pa
 import structlog
 
-from evermark.errors import BusyError, DeniedError, SetupError
+from evermark.errors import BusyError, ConflictError, DeniedError, SetupError
 from evermark.event import Seen
 from evermark.replicas.auth import Party
-from evermark.replicas.client import HttpPeer
+from evermark.replicas.client import TIMEOUT_S, HttpPeer
 from evermark.replicas.event import new_origin
 from evermark.replicas.exchange import PAGE_EVENTS, PROTOCOL, Hello, Standing
 from evermark.replicas.members import Said
@@ -40,6 +40,7 @@ from evermark.state.connection import State
 log = structlog.get_logger(__name__)
 _PARTITION = 0
 _LOOK_S = 0.5
+_GLANCE_S = 3.0  # who only looks waits no longer for the peer
 _TELL_S = 5.0  # the peer is told how far the log is no oftener than that
 _BATCH_EVENTS = 100_000
 _SLICE_EVENTS = 20_000
@@ -57,14 +58,14 @@ def now_ms() -> int:
 class ReplicaTables(Source):
     """Picklable: the target travels, connections do not."""
 
-    def __init__(self, target: ReplicaTarget, plans: Callable[[], Plans]) -> None:
-        self.target, self._open_plans = target, plans
+    def __init__(self, target: ReplicaTarget, plans: Callable[[], Plans], epoch: int = 0) -> None:
+        self.target, self._open_plans, self._epoch = target, plans, epoch
         self._plans: Plans | None = None
         self._opening = threading.Lock()
         self._told_at = 0.0
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.target, self._open_plans)
+        return type(self), (self.target, self._open_plans, self._epoch)
 
     @property
     def plans(self) -> Plans:
@@ -77,14 +78,14 @@ class ReplicaTables(Source):
         if self._plans is not None:
             self._plans.close()
 
-    def peer(self, tables: Mapping[str, Table] | None = None) -> HttpPeer:
+    def peer(self, tables: Mapping[str, Table] | None = None, timeout_s: float = TIMEOUT_S) -> HttpPeer:
         target = self.target
         party = Party(target.cluster, target.node, target.peer, Secret(target.key.open()))
-        return HttpPeer(target.url, party, lambda: tables or {}, now_ms)
+        return HttpPeer(target.url, party, lambda: tables or {}, now_ms, timeout_s)
 
-    def standing(self) -> Standing:
+    def standing(self, timeout_s: float = TIMEOUT_S) -> Standing:
         """What the peer has; `SetupError` unless it has our tables."""
-        with closing(self.peer()) as peer:
+        with closing(self.peer(timeout_s=timeout_s)) as peer:
             found = peer.standing()
         if found.hello.node != self.target.peer:
             raise DeniedError(f"{found.hello.node[:60]!r} answers for {self.target.peer}", hint="correct url or peer")
@@ -107,6 +108,9 @@ class ReplicaTables(Source):
         if plan is not None:
             self._check_floors(planning.with_tables(plan, self.target.tables, standing.floors), standing)
 
+    def owned(self, epoch: int) -> None:
+        self._epoch = epoch
+
     def begin(self, partition: int, position: str) -> None:
         """Take the plan up where the log ends. If it does not lead there, State was lost or the checkpoint set back:
         all that the peer has is planned anew, and compared with the log."""
@@ -114,15 +118,17 @@ class ReplicaTables(Source):
         tables, held = self.target.tables, standing.hello.said.held
 
         def taken_up(plan: Plan | None) -> Plan:
+            if plan is None and start == 0:
+                return planning.begun(self._fresh_origin(), tables, standing.floors)
             if plan is None or not plan.start <= start <= plan.end:
-                return planning.anew(self._fresh_origin(), start, tables, standing.floors)
+                return planning.anew(self._fresh_origin(), start, tables)
             plan = planning.with_tables(planning.without_vanished(plan, start, held), tables, standing.floors)
             if plan.origin in standing.hello.said.evicted:  # it was silent for too long
                 plan = replace(plan, origin=self._fresh_origin())
             return plan
 
-        plan = self.plans.change(taken_up)
-        if plan.repeats and plan.start == start:
+        plan = self.plans.change(self._epoch, taken_up)
+        if plan.repeats_to == planning.EVERYTHING:
             log.warning("replica_planned_anew", peer=self.target.peer, position=position)
         self._check_floors(plan, standing)
         self._tell(plan, standing)
@@ -140,29 +146,39 @@ class ReplicaTables(Source):
         start, deadline = number_of(after[_PARTITION]), time.monotonic() + limit.wait_s
         plan = self.plans.load()
         while True:
-            if plan is not None and plan.start <= start < plan.end:
+            if plan is not None and self._led(plan, start).end > start:
                 return {_PARTITION: position(min(plan.end, start + min(limit.rows_max, _BATCH_EVENTS)))}
-            plan = self._grown(self.standing())
+            plan = self._led(self._grown(self.standing(), start), start)
             if plan.end <= start:
                 left = deadline - time.monotonic()
                 if left <= 0:
                     return dict(after)
                 time.sleep(min(_LOOK_S, left))
 
-    def _grown(self, standing: Standing) -> Plan:
+    def _led(self, plan: Plan, start: int) -> Plan:
+        """The plan, if it is ours and leads on from there."""
+        planning.check_owner(plan, self._epoch)
+        plan.between(start, start)
+        return plan
+
+    def _grown(self, standing: Standing, start: int) -> Plan:
         tables, held = self.target.tables, standing.hello.said.held
 
         def grown(plan: Plan | None) -> Plan:
-            if plan is None:
-                plan = planning.begun(self._fresh_origin(), tables, standing.floors)
+            if plan is None and start:
+                raise ConflictError(
+                    f"the plan that led to {start} is gone from State",
+                    hint="what is there is planned anew at the next start",
+                )
+            plan = plan or planning.begun(self._fresh_origin(), tables, standing.floors)
             self._check_floors(plan, standing)
             return planning.grown(plan, tables, held)
 
-        return self.plans.change(grown)
+        return self.plans.change(self._epoch, grown)
 
     def slices(self, partition: int, start: str, end: str) -> Sequence[Slice]:
-        plan = self._plan()
-        first, last = number_of(start), number_of(end)
+        plan, first, last = self._plan(), number_of(start), number_of(end)
+        planning.check_owner(plan, self._epoch)
         found = []
         for at in range(first, last, _SLICE_EVENTS):
             upto = min(last, at + _SLICE_EVENTS)
@@ -203,11 +219,12 @@ class ReplicaTables(Source):
 
     def may_repeat_from(self, partition: int, position: str) -> str:
         plan = self.plans.load()
-        return self.earliest(partition) if plan is not None and plan.repeats else position
+        repeats = plan is not None and number_of(position) < plan.repeats_to
+        return self.earliest(partition) if repeats else position
 
     def confirm(self, partition: int, end: str) -> None:
         upto = number_of(end)
-        plan = self.plans.change(lambda plan: planning.confirmed(plan or self._plan(), upto))
+        plan = self.plans.change(self._epoch, lambda plan: planning.confirmed(plan or self._plan(), upto))
         if time.monotonic() - self._told_at >= _TELL_S:
             self._tell(plan, self.standing())
 
@@ -232,11 +249,11 @@ class ReplicaTables(Source):
         start, plan = number_of(after[_PARTITION]), self.plans.load()
         if plan is not None and plan.end > start:
             return {_PARTITION: Untaken(position(plan.end))}
-        standing = self.standing()
+        standing = self.standing(_GLANCE_S)
         plan = plan or planning.begun("", self.target.tables, standing.floors)
         found = planning.unplanned(plan, self.target.tables, standing.hello.said.held)
         count = sum(ranges.count for held in found.values() for ranges in held.values())
         return {_PARTITION: Untaken(position(start + count))} if count else {}
 
     def repair(self, partition: int) -> Repair:
-        return SnapshotRepair(self.target, self.plans, self.peer, self._fresh_origin, self._tell)
+        return SnapshotRepair(self.target, self.plans, self.peer, self._fresh_origin, self._tell, self._epoch)

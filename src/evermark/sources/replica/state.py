@@ -1,25 +1,27 @@
-"""The plan of a replica, kept in State: one row a source, changed by compare-and-set."""
+"""The plan of a replica, kept in State: one row a source, changed by compare-and-set, by its owner alone."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Protocol
 
 from evermark.errors import BusyError
-from evermark.sources.replica.plan import Plan, as_json, from_json
+from evermark.sources.replica.plan import Plan, as_json, check_owner, from_json
 from evermark.state.connection import State
 
 _TRIES = 20
 
 
 class Plans(Protocol):
-    """Two owners may change the plan at the same time: each change is made to the plan that the other left."""
+    """Two owners may change the plan at the same time: each change is made to the plan that the other left, and none
+    is made once a later owner has made one."""
 
     def load(self) -> Plan | None: ...
 
-    def change(self, to: Callable[[Plan | None], Plan]) -> Plan:
-        """`to` may be called again, with another plan."""
+    def change(self, epoch: int, to: Callable[[Plan | None], Plan]) -> Plan:
+        """`to` may be called again, with another plan. `StaleError` if the epoch is over."""
         ...
 
     def close(self) -> None: ...
@@ -40,10 +42,11 @@ class StatePlans:
             row = conn.execute(asked, (self._source,)).fetchone()
         return (0, None) if row is None else (int(row[0]), from_json(json.loads(row[1])))
 
-    def change(self, to: Callable[[Plan | None], Plan]) -> Plan:
+    def change(self, epoch: int, to: Callable[[Plan | None], Plan]) -> Plan:
         for _ in range(_TRIES):
             version, before = self._load()
-            after = to(before)
+            check_owner(before, epoch)
+            after = replace(to(before), epoch=epoch)
             if after == before or self._saved(version, after):
                 return after
         raise BusyError(f"the plan of {self._source} changes all the time", hint="do two instances read this source?")
