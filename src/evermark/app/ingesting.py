@@ -421,7 +421,10 @@ class SourceRunner(SavingNews):
     # beside reading
 
     def _least_cursors(self) -> dict[int, int]:
-        return self.delivery.least_cursors(self.name)
+        """Asked right before events leave the log: a gap may have been found since the round began. Where nothing is
+        known of a partition, its events stay.
+        """
+        return self.delivery.least_cursors(self.name) if self._owner.may_retain() else {}
 
     def _maintain(self, released: Wake) -> None:
         while not any_set((released, self.works.prepared)):  # not over commits that are about to be set aside
@@ -429,7 +432,7 @@ class SourceRunner(SavingNews):
         maintenance = Maintenance(self._folder, self.deployment.retention)
         while not self.runtime.wait(MAINTENANCE_EVERY_S, released):
             try:
-                report = maintenance.run(self._least_cursors if self._owner.may_retain() else None)
+                report = maintenance.run(self._least_cursors)
             except Exception as error:  # noqa: BLE001 - it is tried again
                 self._log.warning("maintenance of the log failed", error=error)
                 continue
