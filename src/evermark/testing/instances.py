@@ -175,7 +175,8 @@ class InstancesStage(Stage):
 
         until(go_on, "every partition goes on")
         times = [[at for _, at in notes] for p, notes in self.notes().items() if p in partitions]
-        return sorted(max(b - a for a, b in pairwise(each) if b >= since) for each in times if len(each) > 1)
+        pauses = [[b - max(a, since) for a, b in pairwise(each) if b >= since] for each in times]
+        return sorted(max(each) for each in pauses if each)
 
 
 def killed_whole(instance: Instance) -> None:
