@@ -118,7 +118,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "closed-before-taken",
         "a gap is recorded as closed before what was missing is in the log",
         ((Repairer, "_close_gap", _closes_first),),
-        first=180,
+        first=36,
     ),
     Mutant(
         "any-own-slot",
@@ -149,7 +149,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "end-not-told",
         "whoever missed the answer to the last step waits for ever",
         ((Repairer, "_tell_end", _nobody_is_told),),
-        first=1458,
+        first=290,
     ),
     Mutant(
         "left-over-kept",
@@ -172,6 +172,6 @@ MUTANTS: tuple[Mutant, ...] = (
         "repaired-unread",
         "a partition whose gap is closed is not read again while others are read",
         ((SourceOwner, "_on_repaired", _reads_no_more),),
-        first=45,
+        first=226,
     ),
 )

@@ -33,7 +33,7 @@ def test_instances_share_the_partitions_and_take_over_from_each_other(tmp_path: 
         stage.wait_shared(second, third)
 
         began = time.time()
-        drained = stage.run("instance", "drain", "--instance", stage.name_of(third))
+        drained = stage.run("instance", "drain", stage.name_of(third))
         assert stage.name_of(third) in drained.stderr
         stage.wait_shared(second, timeout_s=60)
         print(f"the longest pause of a partition while one was drained: {stage.pauses_s(began)[-1]:.1f} s")

@@ -427,7 +427,10 @@ class SourceRunner(SavingNews):
     # beside reading
 
     def _least_cursors(self) -> dict[int, int]:
-        return self.delivery.least_cursors(self.name)
+        """Asked right before events leave the log: a gap may have been found since the round began. Where nothing is
+        known of a partition, its events stay.
+        """
+        return self.delivery.least_cursors(self.name) if self._owner.may_retain() else {}
 
     def _maintain(self, released: Wake) -> Steps[None]:
         """Every second while batches come. A log that does not grow has ever less to be kept quick."""
@@ -450,7 +453,7 @@ class SourceRunner(SavingNews):
     def _maintained(self, maintenance: Maintenance) -> bool:
         """Whether there was something to do."""
         try:
-            report = maintenance.run(self._least_cursors if self._owner.may_retain() else None)
+            report = maintenance.run(self._least_cursors)
         except Exception as error:  # noqa: BLE001 - it is tried again
             self._log.warning("maintenance of the log failed", error=error)
             return False

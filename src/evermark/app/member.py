@@ -136,15 +136,20 @@ class Membership:
 
     def _share_out(self) -> None:
         members = self._members.all()
-        me = members.get(self.name)
-        if me is not None and me.draining and not self._drained:
+        if self.name not in members:  # the others forgot it while it was silent
+            self._say_alive(self._can_take)
+            if self._drained:
+                self._members.drain(self.name)
+            members = self._members.all()
+        me = members[self.name]
+        if me.draining and not self._drained:
             self._drained = True
             self._log.info("this instance is drained: everything is handed over")
         if self._drained:
             self.on_left(left_by_all(self._leases, members))
         rows = self._rows()
-        if me is not None:  # from here on it can take its leases, whatever the row said that was read before
-            members[self.name] = replace(me, leases=self._leases)
+        # From here on it can take its leases, whatever the row said that was read before.
+        members[self.name] = replace(me, leases=self._leases)
         found = share_of(self.name, members, rows)
         self.on_seen()
         self._others = sum(member.lives for name, member in members.items() if name != self.name)

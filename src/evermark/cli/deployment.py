@@ -102,10 +102,10 @@ def _acquired(deployment: Deployment, name: str) -> list[Lease] | None:
     return None
 
 
-def own_lease(deployment: Deployment, source: str, partition: int) -> str:
+def own_lease(leases: Mapping[str, LeaseRow], source: str, partition: int) -> str:
     """The lease of a partition: that of its source, until an instance has divided the source."""
     own = source_lease(source, partition)
-    return own if own in deployment.leases.rows() else source_lease(source)
+    return own if own in leases else source_lease(source)
 
 
 def as_holder(deployment: Deployment, name: str, step: Callable[[int], T]) -> T:

@@ -32,10 +32,10 @@ def list_instances(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = 
 
 @app.command("drain")
 def drain_instance(
-    config: ConfigOption = DEFAULT_CONFIG,
     instance: Annotated[
-        str | None, typer.Option(help="Its name, as `instance list` has it; omit it if one runs.")
+        str | None, typer.Argument(metavar="NAME", show_default=False, help="May be left out when only one runs.")
     ] = None,
+    config: ConfigOption = DEFAULT_CONFIG,
 ) -> None:
     """Have an instance hand over all its work.
 
@@ -60,7 +60,7 @@ def _meant(living: list[str], asked: str | None) -> str:
     known = f"there are {', '.join(living)}" if living else "no instance runs"
     if asked is None:
         if len(living) != 1:
-            raise ConfigError("which instance?", hint=f"{known}; name one: --instance NAME")
+            raise ConfigError("which instance?", hint=f"{known}; name one: evermark instance drain NAME")
         return living[0]
     if asked not in living:
         raise NotFoundError(f"no running instance is called {asked[:80]!r}", hint=known)

@@ -215,7 +215,7 @@ def _ask(deployment: Deployment, name: str, status: PartitionStatus, choice: Cho
 
     return as_holder(
         deployment,
-        own_lease(deployment, name, status.partition),
+        own_lease(deployment.leases.rows(), name, status.partition),
         lambda epoch: deployment.recoveries.open(name, status.partition, reason, left_at, epoch, choice),
     )
 

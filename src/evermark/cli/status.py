@@ -23,13 +23,14 @@ from evermark.errors import EvermarkError
 
 _HEALTH_WAIT_S = 6.0  # an instance asks its sources first, and waits for them a little
 _HEALTH_BYTES_MAX = 4 * 1024 * 1024
+_UNKNOWN: Mapping[str, LeaseRow] = {}
 _ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1", "*": "127.0.0.1"}  # noqa: S104 - looked at, not listened on
 
 
 def status(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -> None:
     """Show the sources, the log, the subscriptions and their lag, and replays. No instance has to run."""
     with opened(config) as deployment:
-        leases = deployment.leases.rows()
+        leases = _leases(deployment)
         document: dict[str, Any] = {
             "deployment": deployment.config.name,
             "log": str(deployment.log_root),
@@ -51,7 +52,18 @@ def status(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -
         _show(document)
 
 
+def _leases(deployment: Deployment) -> Mapping[str, LeaseRow]:
+    """A store of leases that is away keeps nobody from seeing the rest."""
+    try:
+        return deployment.leases.rows()
+    except EvermarkError as error:
+        say(f"who owns what is not known: {error}")
+        return _UNKNOWN
+
+
 def _owned(leases: Mapping[str, LeaseRow], lease: str) -> dict[str, Any]:
+    if leases is _UNKNOWN:
+        return {"owner": "unknown", "epoch": None}
     return {"owner": holder_in(leases, lease), "epoch": leases[lease].epoch if lease in leases else None}
 
 
@@ -66,7 +78,7 @@ def _partitions(deployment: Deployment, leases: Mapping[str, LeaseRow]) -> list[
                 {
                     "source": source,
                     "partition": partition,
-                    **_owned(leases, own_lease(deployment, source, partition)),
+                    **_owned(leases, own_lease(leases, source, partition)),
                     "log_head": head.batch if head else 0,
                     "checkpoint": checkpoint.batch if checkpoint else None,
                     "position": checkpoint.position if checkpoint else None,

@@ -31,7 +31,8 @@ from instances order by instance
 
 _DRAIN = "update instances set draining = true where instance = %s"
 _LEAVE = "delete from instances where instance = %s and started = %s"
-_FORGET = "delete from instances where seen_at < clock_timestamp() - interval '1 day'"
+_FORGET = "delete from instances where seen_at < clock_timestamp() - make_interval(secs => %s)"
+_FORGET_AFTER = 30  # times as long as a lease is good for: each start has another name, and all rows are read often
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ class Members:
         given = vars(holder) | {"version": version, "leases": sorted(leases)}
         with self._state.transaction() as conn:
             conn.execute(_BEAT, given)
-            conn.execute(_FORGET)
+            conn.execute(_FORGET, (_FORGET_AFTER * self._ttl_s,))
 
     def all(self) -> dict[str, Member]:
         with self._state.connection() as conn:

@@ -152,7 +152,7 @@ class InstancesFaulted:
 
     def _drain(self, victim: _Running) -> None:
         began, (_, had) = time.time(), self._begun(victim)
-        self._stage.run("instance", "drain", "--instance", self._stage.name_of(victim.instance))
+        self._stage.run("instance", "drain", self._stage.name_of(victim.instance))
         self.pauses_s += self._stage.pauses_s(began, had)
         self._count(victim)
         self._running.remove(victim)

@@ -439,6 +439,18 @@ def test_a_store_of_checkpoints_that_is_away_is_said_and_hides_nothing_else(file
     assert (result.exit_code, found["checkpoints"]["grade"]) == (3, "wrong")
 
 
+def test_a_store_of_leases_that_is_away_is_said_and_hides_nothing_else(file: Path) -> None:
+    """GIVEN leases in an etcd that does not answer WHEN asked THEN `status` tells the rest, and of the owners that they
+    are not known."""
+    section = f"cluster: {{leases: {{backend: etcd, etcd: {{endpoints: 'http://127.0.0.1:{free_port()}'}}}}}}\n"
+    file.write_text(file.read_text() + section)
+    found = told("status", "-c", file)
+    assert [(row["source"], row["owner"]) for row in found["sources"]] == [("shop", "unknown")]
+    assert found["delivery"]["owner"] == "unknown"
+    result = invoke("status", "-c", file)
+    assert result.exit_code == 0 and "who owns what is not known: " in result.stderr
+
+
 def test_instances_are_told_by_the_leases_they_hold(file: Path, deployment: Deployment) -> None:
     """GIVEN a holder, one that let go and one that is gone WHEN listed THEN only the first is there."""
     held_elsewhere(deployment, source_lease("shop"))

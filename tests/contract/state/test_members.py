@@ -63,6 +63,23 @@ def test_a_drained_instance_stays_so_until_it_is_another_process(state: State) -
         members.drain("nobody")
 
 
+def test_instances_that_are_silent_for_long_are_forgotten(state: State) -> None:
+    """GIVEN instances that ended without a word, each of another name WHEN another says that it lives THEN those that
+    have been silent for many leases are gone; one that comes back is there again, drained as it was."""
+    members = _members(state, ttl_s=2.0)
+    away = Membership(state, PostgresLeases(state), A)
+    away.able(frozenset(LEASES))
+    members.drain(A.instance)
+    assert away._look()
+    for seconds, left in ((10, {A.instance, B.instance}), (100, {B.instance})):
+        with state.connection() as conn:
+            conn.execute("update instances set seen_at = seen_at - make_interval(secs => %s)", (seconds,))
+        members.beat(B, "1", LEASES)
+        assert members.all().keys() == left
+    assert away._look()
+    assert members.all()[A.instance].draining
+
+
 def test_instances_share_by_what_they_hold_and_a_drained_one_has_nothing(state: State) -> None:
     """GIVEN one that holds all WHEN another joins THEN it hands over its surplus; drained, everything."""
     members, leases = _members(state), PostgresLeases(state, is_gone=lambda _: False)
