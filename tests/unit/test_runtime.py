@@ -130,7 +130,7 @@ def test_an_urgent_loop_goes_before_those_that_wait_for_a_thread() -> None:
 
     def loop(name: str) -> Steps[None]:
         yield Pause(LONG_S, (news,))
-        time.sleep(0.002)
+        runtime.wait(0.002)  # as a server would take
         order.append(name)
 
     tasks = [runtime.loop("many", loop("many")) for _ in range(1_000)]

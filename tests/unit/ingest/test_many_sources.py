@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -189,9 +189,9 @@ def test_a_share_that_is_not_ours_is_not_asked_for(tmp_path: Path) -> None:
     class Counted(MemoryLeases):
         asked = 0
 
-        def acquire(self, name: str, holder: Holder, ttl_s: float) -> Any:
+        def acquire_all(self, names: Sequence[str], holder: Holder, ttl_s: float) -> Any:
             Counted.asked += 1
-            return super().acquire(name, holder, ttl_s)
+            return super().acquire_all(names, holder, ttl_s)
 
     runtime, quiet = Threads(), lambda *_, **__: None
     log: Any = SimpleNamespace(debug=quiet, info=quiet, warning=quiet, error=quiet)
