@@ -21,7 +21,7 @@ from evermark.delivery.run.parked_retries import Tried
 from evermark.delivery.webhook.base import Answer, as_it_is
 from evermark.delivery.work import Span
 from evermark.errors import UnreachableError
-from evermark.runtime import Wake
+from evermark.runtime import Task, Wake
 from simulator import ports
 from simulator.broken import Broken
 from simulator.instance import Instance, SimLogView
@@ -96,6 +96,14 @@ class WatchedOwner(DeliveryOwner):
         cast(Any, follower).due = due
         try:
             super()._follow(follower, ends)
+        except BaseException:
+            self.former = live
+            raise
+
+    def _wind_down(self, follower: Follower, beside: Sequence[Task], over: tuple[Wake, ...]) -> None:
+        live = self._live
+        try:
+            super()._wind_down(follower, beside, over)
         finally:
             self.former = live
 

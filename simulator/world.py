@@ -154,6 +154,8 @@ class World:
         """In the calm retries are hours apart: while nothing happens, each wait of a loop is twice the one before."""
         if not self.calm:
             return seconds
+        if " watch " in task.name:  # of a lease, whose renewals are as far apart then
+            return CALM_TTL_S
         moved, times = task.idle
         task.idle = (self.moved, 1.0 if moved != self.moved else 2 * times)
         return max(seconds, min(seconds * task.idle[1], CALM_IDLE_S_MAX))
