@@ -144,7 +144,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ((ModelServer, "candidates", _by_insert_place),),
     ),
     Mutant("log-not-compared", "files that may hold what was found are left out", ((_OWNER, "within", _holds_none),)),
-    Mutant("never-given-up", "tries are without end", ((repairer, "exhausted", _never),), first=0),
+    Mutant("never-given-up", "tries are without end", ((repairer, "exhausted", _never),), first=96),
     Mutant(
         "end-not-told",
         "whoever missed the answer to the last step waits for ever",
@@ -155,7 +155,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "left-over-kept",
         "a slot that a late owner made is left to keep WAL",
         ((Repairer, "_tidy", _leaves_it),),
-        first=320,
+        first=587,
     ),
     Mutant(
         "read-while-repaired",
@@ -172,6 +172,6 @@ MUTANTS: tuple[Mutant, ...] = (
         "repaired-unread",
         "a partition whose gap is closed is not read again while others are read",
         ((SourceOwner, "_on_repaired", _reads_no_more),),
-        first=226,
+        first=69,
     ),
 )
