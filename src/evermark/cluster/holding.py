@@ -159,8 +159,17 @@ class HeldLease:
             if left_s <= 0:
                 self._warn("lease lost: it was not renewed in time")
                 self.lost.set()
+                self._count_if_taken()
             else:
                 yield Pause(left_s, (self._closed, self.lost))
+
+    def _count_if_taken(self) -> None:
+        try:
+            self.require()
+        except StaleError:
+            self.on_refused(self.lease.name)
+        except Exception as error:  # noqa: BLE001 - it is let go of all the same
+            self._warn("it is not known whether another has it", error=error)
 
     def _warn(self, said: str, **about: object) -> None:
         self.log.warning(said, lease=self.lease.name, epoch=self.lease.epoch, **about)

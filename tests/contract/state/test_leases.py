@@ -176,11 +176,12 @@ class TestRenewedTogether(TestPostgresLeases):
         )
 
     def test_many_are_renewed_by_one_statement_and_those_of_others_are_not(
-        self, leases: LeaseStore, state: State, let_expire: Callable[[str], None]
+        self, state: State, let_expire: Callable[[str], None]
     ) -> None:
         """GIVEN a hundred leases that ran out, one taken by another, WHEN one is renewed THEN all of ours are,
         and the other's is as it was."""
         mine, other = Holder("a", "h", "b", 1, "1"), Holder("b", "h", "b", 2, "2")
+        leases = RenewedTogether(PostgresLeases(state))
         names = [f"source:{n:03d}" for n in range(100)]
         held = [leases.acquire(name, mine, 60) for name in names]
         for name in names:
