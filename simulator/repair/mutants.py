@@ -149,7 +149,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "end-not-told",
         "whoever missed the answer to the last step waits for ever",
         ((Repairer, "_tell_end", _nobody_is_told),),
-        first=290,
+        first=920,
     ),
     Mutant(
         "left-over-kept",
