@@ -29,18 +29,7 @@ SLOWEST = 15
 
 # The longest first. The tests of one part of faults share a deployment, so they stay together.
 PARTS: Mapping[str, Sequence[str]] = {
-    "faults-shared": (
-        "tests/faults/test_engine_dies.py",
-        "tests/faults/test_health.py",
-        "tests/faults/test_kill_at_effects.py",
-        "tests/faults/test_replay.py",
-        "tests/faults/test_scratch_and_receivers.py",
-        "tests/faults/test_stop.py",
-        "tests/faults/test_two_instances.py",
-    ),
     "contract-postgres": ("tests/contract/postgres",),
-    "contract-mongo": ("tests/contract/checkpoints", "tests/contract/mongo"),
-    "demo": ("tests/acceptance/test_demo.py",),
     "contract-rest": (
         "tests/contract/blocknode",
         "tests/contract/blocks",
@@ -53,11 +42,6 @@ PARTS: Mapping[str, Sequence[str]] = {
         "tests/contract/storage",
         "tests/contract/webhook",
     ),
-    "faults-databases": (
-        "tests/faults/test_installed_again.py",
-        "tests/faults/test_other_database.py",
-        "tests/faults/test_upgrade.py",
-    ),
     "faults-readers": (
         "tests/faults/test_blocks.py",
         "tests/faults/test_bots.py",
@@ -69,22 +53,38 @@ PARTS: Mapping[str, Sequence[str]] = {
         "tests/faults/test_network.py",
         "tests/faults/test_object_store.py",
     ),
-    "faults-instances": ("tests/faults/test_instances.py",),
-    "faults-oracle": (
-        "tests/faults/test_oracle.py",
-        "tests/faults/test_replica_source.py",
-        "tests/faults/test_replicas.py",
-    ),
-    "faults-cluster": ("tests/faults/test_cluster.py",),
+    "spark": ("tests/spark",),
     "faults-tables": (
         "tests/faults/test_copy.py",
         "tests/faults/test_lost_tables_slot.py",
         "tests/faults/test_mongo_copy.py",
     ),
-    "spark": ("tests/spark",),
+    "faults-databases": (
+        "tests/faults/test_installed_again.py",
+        "tests/faults/test_other_database.py",
+        "tests/faults/test_upgrade.py",
+    ),
+    "faults-shared": (
+        "tests/faults/test_engine_dies.py",
+        "tests/faults/test_health.py",
+        "tests/faults/test_kill_at_effects.py",
+        "tests/faults/test_replay.py",
+        "tests/faults/test_scratch_and_receivers.py",
+        "tests/faults/test_stop.py",
+        "tests/faults/test_two_instances.py",
+    ),
+    "faults-oracle": (
+        "tests/faults/test_oracle.py",
+        "tests/faults/test_replica_source.py",
+        "tests/faults/test_replicas.py",
+    ),
     "unit": ("tests/unit",),
-    "acceptance": ("tests/acceptance/test_api.py", "tests/acceptance/test_bad_input.py"),
     "simulation": ("tests/simulation",),
+    "demo": ("tests/acceptance/test_demo.py",),
+    "acceptance": ("tests/acceptance/test_api.py", "tests/acceptance/test_bad_input.py"),
+    "contract-mongo": ("tests/contract/checkpoints", "tests/contract/mongo"),
+    "faults-instances": ("tests/faults/test_instances.py",),
+    "faults-cluster": ("tests/faults/test_cluster.py",),
 }
 
 _SLOW = re.compile(r"^\s*([\d.]+)s (?:call|setup|teardown)\s+\S.*$", re.MULTILINE)
