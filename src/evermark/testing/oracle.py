@@ -229,10 +229,13 @@ class Workload:
     def _add(self, table: OracleTable, columns: dict[str, Kind]) -> None:
         name, kind = f"c{len(self.shape.added)}", self._rng.choice([INT, TEXT])
         default, told = self._rng.choice([("", None), ("default 7", "7" if kind is TEXT else 7)])
-        lsn = "select lpad(to_hex((pg_current_wal_insert_lsn() - '0/0'::pg_lsn)::bigint), 16, '0')"
-        (at,) = self._admin.execute(lsn).fetchone() or ("",)
-        for conn in (self._subscriber, self._admin):
-            conn.execute(f"alter table {table.name} add column {name} {kind.type} {default}".encode())
+        alter = f"alter table {table.name} add column {name} {kind.type} {default}".encode()
+        self._subscriber.execute(alter)
+        with self._admin.transaction():
+            self._admin.execute(alter)
+            # Behind it, not in front: `alter table` waits for copies that read the table, and these mark their rows.
+            lsn = "select lpad(to_hex((pg_current_wal_insert_lsn() - '0/0'::pg_lsn)::bigint), 16, '0')"
+            (at,) = self._admin.execute(lsn).fetchone() or ("",)
         columns[name] = kind
         self.shape.added[table.name, name] = (told, at)
 
