@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -53,6 +55,9 @@ _ADDRESS_SCHEMA = ", ".join(f"{name} bigint" for name in ROW_ADDRESS)
 # Tasks that read files of a store at a time: each mostly waits for it.
 _TASKS_MAX = 32
 _READ_ROWS = 10_000
+_LISTED_BY_A_JOB = "spark.sql.sources.parallelPartitionDiscovery.threshold"
+_FILES_OF_A_JOB = 10_000
+_LISTING = threading.Lock()
 
 
 def files_frame(spark: SparkSession, paths: Sequence[str], schema: str = SCHEMA) -> DataFrame:
@@ -60,7 +65,21 @@ def files_frame(spark: SparkSession, paths: Sequence[str], schema: str = SCHEMA)
         return spark.createDataFrame([], schema)
     if is_url(paths[0]):
         return _read_by_tasks(spark, paths)
-    return spark.read.schema(schema).parquet(*paths)
+    with _listed_by_the_driver(spark):
+        return spark.read.schema(schema).parquet(*paths)
+
+
+@contextmanager
+def _listed_by_the_driver(spark: SparkSession) -> Iterator[None]:
+    """More than 32 paths Spark looks up by a job of as many tasks, in a session that nobody told otherwise: for files
+    that are known to be there this takes longer than reading them. The person's own setting is put back."""
+    with _LISTING:
+        before = spark.conf.get(_LISTED_BY_A_JOB)
+        spark.conf.set(_LISTED_BY_A_JOB, _FILES_OF_A_JOB)
+        try:
+            yield
+        finally:
+            spark.conf.set(_LISTED_BY_A_JOB, before)
 
 
 def addressed_frame(spark: SparkSession, paths: Sequence[str]) -> DataFrame:

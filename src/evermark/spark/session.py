@@ -44,7 +44,6 @@ _DEFAULTS = {
     "spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled": "false",
     # After each row Spark adds up how large its batch has become, which takes the longer the more rows it has.
     "spark.sql.execution.arrow.maxRecordsPerBatch": "512",
-    "spark.sql.sources.parallelPartitionDiscovery.threshold": "10000",
     "spark.cleaner.periodicGC.interval": "10min",
     "spark.driver.memory": "1g",
     "spark.log.level": "ERROR",

@@ -68,6 +68,25 @@ def change(op: str, key: str, payload: str | None = None, **more: Any) -> dict[s
     return {"op": op, "key": key, "payload": payload, **more}
 
 
+def test_many_files_are_listed_without_a_job(spark: SparkSession, tmp_path: Path, fill: Filler) -> None:
+    """GIVEN a session as a person makes it and more files than Spark lists by itself WHEN the log is read THEN no job
+    runs before somebody asks for rows, and the session's own setting is as it was."""
+    setting = "spark.sql.sources.parallelPartitionDiscovery.threshold"
+    spark.conf.set(setting, "3")
+    for _ in range(5):
+        fill({})
+    spark.sparkContext.setJobGroup("reading", "the log is read")
+    try:
+        frame = Log(tmp_path).read(spark)
+        assert list(spark.sparkContext.statusTracker().getJobIdsForGroup("reading")) == []
+        assert frame.count() == 5
+        assert len(spark.sparkContext.statusTracker().getJobIdsForGroup("reading")) > 0
+        assert spark.conf.get(setting) == "3"
+    finally:
+        spark.conf.unset(setting)
+        spark.sparkContext.setLocalProperty("spark.jobGroup.id", None)
+
+
 def test_reading_by_everything_there_is(spark: SparkSession, tmp_path: Path, fill: Filler) -> None:
     """Source, stream, time, batches and predicate, alone and together."""
     fill({}, {"stream": "public.users"})
