@@ -74,7 +74,7 @@ def _listed_by_the_driver(spark: SparkSession) -> Iterator[None]:
     """More than 32 paths Spark looks up by a job of as many tasks, in a session that nobody told otherwise: for files
     that are known to be there this takes longer than reading them. The person's own setting is put back."""
     with _LISTING:
-        before = spark.conf.get(_LISTED_BY_A_JOB)
+        before = spark.conf.get(_LISTED_BY_A_JOB) or ""
         spark.conf.set(_LISTED_BY_A_JOB, _FILES_OF_A_JOB)
         try:
             yield
