@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from evermark.delivery.base import Cursor, CursorVector, SourcePartition
@@ -206,6 +206,9 @@ class ForgetfulLog:
     def fence(self, partition: int, epoch: int) -> Tail:
         tail = self._log.fence(partition, epoch)
         return Tail(tail.batch, tail.epoch, None) if self._forgets() else tail
+
+    def fence_all(self, partitions: Sequence[int], epoch: int) -> dict[int, Tail]:
+        return {partition: self.fence(partition, epoch) for partition in partitions}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._log, name)

@@ -83,7 +83,8 @@ class LaneWorks:
         self._folder = self.deployment.log_folder(self.name)
         self._log = get_logger(source=self.name)
         self._reader = LogReader(self._folder)
-        self._opened: DeltaLog | None = None
+        self._opened: DeltaLog | None = None  # and used by nobody
+        self._used: DeltaLog | None = None  # by the owner, or by the last one
         self.prepared = self.runtime.wake()
         recent = self.deployment.reading.recent
         self._recent = RecentIds(recent, self.runtime.monotonic) if recent is not None else None
@@ -101,6 +102,8 @@ class LaneWorks:
     def prepare(self) -> None:
         if self._recent is not None:
             self._recent.clear()  # the log may be another one than we left
+        # Of what was opened before, only the commits that have come since are read and synced.
+        self._opened, self._used = self._opened or self._used, None
         # The owner of other partitions may be at it just now, and commit a moment later what looked torn before.
         with alone(self.deployment.state, f"torn commits of {self.name}") as conn:
             torn = set_aside_torn(self._folder, durable_version(conn, self.name))
@@ -114,6 +117,7 @@ class LaneWorks:
 
     def open_log(self, epoch: int) -> tuple[DeltaLog, Taker]:
         log, self._opened = self._opened or DeltaLog(self._folder), None
+        self._used = self._used or log
         ignored = self.metrics.controls_ignored.labels(self.name)
         taker = Taker(
             self.name,

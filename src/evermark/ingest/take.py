@@ -93,7 +93,7 @@ class Taker:
         # Before the tails: heads and checkpoints can then not be ahead of them, even if we are no longer the owner.
         heads = self.heads.load(self.name)
         checkpoints, away = self._stored(partitions[0])
-        tails = {partition: self.log.fence(partition, self.epoch) for partition in partitions}
+        tails = self.log.fence_all(partitions, self.epoch)
         if away is not None and not all(tail.batch for tail in tails.values()):
             raise away  # nothing else says where reading begins
         version = self.log.sync()

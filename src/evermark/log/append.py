@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 
 from deltalake.exceptions import DeltaError
@@ -19,7 +19,7 @@ from evermark.errors import ConflictError, StaleError
 from evermark.log.base import Append, LogFile, Tail
 from evermark.log.commits import Action, commit_actions, put_commit, read_commit, require_protocol
 from evermark.log.disk import require_files
-from evermark.log.format import CommitNote, app_id, note_of, pack, unpack
+from evermark.log.format import CommitNote, FenceNote, app_id, note_of, pack, unpack
 from evermark.log.table import NO_HOOKS, TableHandle, commit_file, commit_identity, last_checkpoint, missing_columns
 from evermark.storage import Place, storage_of, trouble_is_said
 
@@ -51,33 +51,38 @@ class DeltaLog:
         return note.end if note else None
 
     def fence(self, partition: int, epoch: int) -> Tail:
-        """Raise the partition's epoch in the log itself: an owner that read the tail before this can no longer commit.
+        return self.fence_all([partition], epoch)[partition]
+
+    def fence_all(self, partitions: Sequence[int], epoch: int) -> dict[int, Tail]:
+        """Raise the partitions' epochs in the log itself, by one commit: an owner that read a tail before this can no
+        longer commit.
 
         The new owner also gives an older table the columns that events have got since.
         """
-        for _ in self._tries(partition):
+        for _ in self._tries(partitions):
             self._catch_up()
-            found, batch = self._tail(partition)
-            if found > epoch:
-                raise _stale(self.folder, partition, epoch, found)
+            found = {partition: self._tail(partition) for partition in partitions}
+            for partition, (other, _) in found.items():
+                if other > epoch:
+                    raise _stale(self.folder, partition, epoch, other)
             # Nothing slow in between: owners of other partitions commit meanwhile, and would always be quicker.
-            fenced = found == epoch or self._try_commit(partition, pack(epoch, batch))
-            if fenced and self._has_all_columns():
+            wanted = {app_id(p): pack(epoch, batch) for p, (other, batch) in found.items() if other != epoch}
+            if (not wanted or self._try_commit(wanted, (), FenceNote(len(wanted)))) and self._has_all_columns():
                 break
-        return Tail(batch, epoch, self._end(partition, batch))
+        return {p: Tail(batch, epoch, self._end(p, batch)) for p, (_, batch) in found.items()}
 
     def commit(self, append: Append) -> None:
         mine = (append.epoch, append.batch)
         names = tuple(f.path for f in append.files)
         note = CommitNote(append.partition, append.batch, append.epoch, append.start, append.end, append.rows, names)
-        for _ in self._tries(append.partition):
+        for _ in self._tries([append.partition]):
             self._catch_up()
             tail = self._tail(append.partition)
             if tail == mine and self._note(append.partition, append.batch) == note:
                 break  # an earlier try went through, though its answer was lost
             require_tail(tail, append, str(self.folder))
             require_files(self.folder, append.files)
-            if self._try_commit(append.partition, pack(*mine), append.files, note):
+            if self._try_commit({app_id(append.partition): pack(*mine)}, append.files, note):
                 break
         failpoint.hit("log.committed")
 
@@ -149,11 +154,10 @@ class DeltaLog:
         return unpack(found if found is not None else self._handle.table.transaction_version(app_id(partition)) or 0)
 
     def _try_commit(
-        self, partition: int, app_version: int, files: Sequence[LogFile] = (), note: CommitNote | None = None
+        self, applications: Mapping[str, int], files: Sequence[LogFile], note: CommitNote | FenceNote
     ) -> bool:
         """False: another commit has our version, and what it says has to be seen first."""
-        metadata = note.as_metadata() if note is not None else {}
-        actions = commit_actions(app_id(partition), app_version, files, metadata)
+        actions = commit_actions(applications, files, note.as_metadata())
         version = self._version + 1
         with trouble_is_said(self.folder):
             if not put_commit(self.folder, version, actions):
@@ -199,13 +203,14 @@ class DeltaLog:
                     return note
         return None
 
-    def _tries(self, partition: int) -> Iterator[None]:
+    def _tries(self, partitions: Sequence[int]) -> Iterator[None]:
         for attempt in range(_COMMIT_TRIES_MAX):
             yield
             self._pause(random.uniform(0, 0.01 * 2 ** min(attempt, 6)))
         last = f", at last with: {str(self._refusal)[:300]}" if self._refusal is not None else ""
+        which = f"partition {', '.join(map(str, partitions))}"
         raise ConflictError(
-            f"the log at {self.folder} refused {_COMMIT_TRIES_MAX} commits of partition {partition} in a row{last}",
+            f"the log at {self.folder} refused {_COMMIT_TRIES_MAX} commits of {which} in a row{last}",
             hint="is another program writing to this table? Only its owner may",
         ) from self._refusal
 

@@ -58,6 +58,9 @@ class AppendLog(Protocol):
 
     def fence(self, partition: int, epoch: int) -> Tail: ...
 
+    def fence_all(self, partitions: Sequence[int], epoch: int) -> Mapping[int, Tail]:
+        """Fences each of them. After an error, some may be fenced."""
+
     def commit(self, append: Append) -> None: ...
 
     def sync(self) -> int:

@@ -40,15 +40,14 @@ def put_commit(folder: Place, version: int, actions: Iterable[Mapping[str, Any]]
 
 
 def commit_actions(
-    app_id: str,
-    app_version: int,
+    applications: Mapping[str, int],
     files: Sequence[LogFile],
     metadata: Mapping[str, str],
     removed: Sequence[tuple[str, int]] = (),
     *,
     data_change: bool = True,
 ) -> list[Action]:
-    """A commit that adds these files, removes others (path and size) and moves an application's version, as delta-rs
+    """A commit that adds these files, removes others (path and size) and moves applications' versions, as delta-rs
     writes it.
     """
     now = int(time.time() * 1000)
@@ -75,9 +74,9 @@ def commit_actions(
         {"path": path, "dataChange": data_change, "deletionTimestamp": 0, "extendedFileMetadata": False, "size": size}
         for path, size in removed
     ]
-    txn = {"appId": app_id, "version": app_version, "lastUpdated": now}
+    moved = [{"appId": name, "version": version, "lastUpdated": now} for name, version in applications.items()]
     changes = [*({"remove": remove} for remove in gone), *({"add": add} for add in added)]
-    return [{"commitInfo": info}, *changes, {"txn": txn}]
+    return [{"commitInfo": info}, *changes, *({"txn": txn} for txn in moved)]
 
 
 def require_protocol(protocol: Mapping[str, Any], folder: Place) -> None:

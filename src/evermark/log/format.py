@@ -84,13 +84,22 @@ class MaintenanceNote(Note):
     removes: int
 
 
-def note_of(commit_info: Mapping[str, Any]) -> CommitNote | MaintenanceNote | None:
-    """The note in a commit's info; None for commits without (fences, the table's creation)."""
+@dataclass(frozen=True)
+class FenceNote(Note):
+    """Of a fence: how many partitions it fences. Those of before fence one, and have none."""
+
+    fences: int
+
+
+def note_of(commit_info: Mapping[str, Any]) -> CommitNote | MaintenanceNote | FenceNote | None:
+    """The note in a commit's info; None for commits without (the table's creation)."""
     text = commit_info.get(METADATA_KEY)
     body: dict[str, Any] = json.loads(text) if isinstance(text, str) else {}
     body.pop("v", None)
     if "batch" in body:
         return CommitNote(**{**body, "files": tuple(body["files"])})
+    if "fences" in body:
+        return FenceNote(**body)
     return MaintenanceNote(**body) if "care" in body else None
 
 

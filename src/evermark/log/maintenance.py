@@ -168,7 +168,7 @@ class Maintenance:
         turn = (table.transaction_version(MAINTENANCE_APP_ID) or 0) + 1
         gone = [(Path(file.path).name, file.size) for file in removed]
         metadata = note.as_metadata()
-        actions = commit_actions(MAINTENANCE_APP_ID, turn, added, metadata, gone, data_change=data_change)
+        actions = commit_actions({MAINTENANCE_APP_ID: turn}, added, metadata, gone, data_change=data_change)
         if not self._put(table.version(), actions):
             # Another process was quicker; the next round sees its files. If this commit went through after all,
             # its new files are in use: so they are left to the search for orphans.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from evermark import failpoint
@@ -25,6 +26,9 @@ class MemoryLog:
         require_tail((tail.epoch, tail.batch), Append(partition, tail.batch + 1, epoch, "", "", ()), "memory")
         self._tails[partition] = replace(tail, epoch=epoch)
         return self._tails[partition]
+
+    def fence_all(self, partitions: Sequence[int], epoch: int) -> dict[int, Tail]:
+        return {partition: self.fence(partition, epoch) for partition in partitions}
 
     def commit(self, append: Append) -> None:
         tail = self.tail(append.partition)

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from evermark.disk import sync_folder
-from evermark.log.format import CommitNote, MaintenanceNote, note_of
+from evermark.log.format import CommitNote, FenceNote, MaintenanceNote, note_of
 from evermark.log.table import last_checkpoint
 from evermark.storage import Place
 
@@ -108,6 +108,8 @@ def _says_all(actions: list[dict[str, Any]]) -> bool:
     if isinstance(note, MaintenanceNote):
         removes = sum("remove" in a for a in actions)
         return applications == 1 and (len(added), removes) == (note.adds, note.removes)
+    if isinstance(note, FenceNote):
+        return applications == note.fences
     if info.get("operation") == _ADD_COLUMN:
         return any("metaData" in a for a in actions)
     if any("protocol" in a or "metaData" in a for a in actions):  # the table's creation

@@ -14,6 +14,7 @@ import pytest
 from evermark.errors import FormatError
 from evermark.log.append import DeltaLog
 from evermark.log.commits import put_commit, read_commit
+from evermark.log.format import CommitNote, app_id, pack
 from evermark.log.read import LogReader
 from evermark.log.table import commit_file
 from tests.contract.log.log_scene import append, expected, fill, ids, write
@@ -89,7 +90,8 @@ def test_a_writer_that_slept_through_a_cleaning_knows_that_nobody_reads_its_comm
     for version in range(1, 4):
         commit_file(folder, version).unlink()
     monkeypatch.setattr(slept, "_catch_up", lambda: None)
-    assert not slept._try_commit(0, (1 << 40) | 5, [file])
+    note = CommitNote(0, 5, 1, "", "", file.rows, (file.path,))
+    assert not slept._try_commit({app_id(0): pack(1, 5)}, [file], note)
     monkeypatch.undo()
     slept.commit(append([file], 5))
     assert ids(folder) == expected(5)

@@ -117,6 +117,17 @@ def test_whole_commits_are_left_alone(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [truncated, cut_between_lines, only_its_info])
+def test_a_torn_fence_of_several_partitions_is_set_aside(folder: Path, damage: Damage) -> None:
+    """GIVEN a fence of two partitions WHEN a power cut left one of them in it, or none THEN it counts for neither."""
+    DeltaLog(folder).fence_all([0, 1], 7)
+    assert set_aside_torn(folder, 5) == []
+    damage(folder, 6)
+    assert set_aside_torn(folder, 5) == [6]
+    log = DeltaLog(folder)
+    assert (log.tail(0).epoch, log.tail(1).epoch) == (1, 0)
+
+
+@pytest.mark.parametrize("damage", [truncated, cut_between_lines, only_its_info])
 def test_a_torn_compaction_brings_the_replaced_files_back(folder: Path, damage: Damage) -> None:
     """Without some of its lines a compaction would lose rows or double them."""
     log = DeltaLog(folder)

@@ -17,6 +17,7 @@ from evermark.ingest.limits import ReadingLimits
 from evermark.ingest.repair.base import Step
 from evermark.ingest.repair.postgres import Recoveries
 from evermark.log.head import Head, PostgresHeads, durable_version
+from evermark.log.table import commit_file
 from evermark.observe.metrics import Metrics
 from evermark.runtime import Threads
 from evermark.secrets import Plain
@@ -34,17 +35,39 @@ def test_a_source_that_begins_needs_one_connection(pg_server: PostgresServer, tm
     dsn = pg_server.socket_dsn()
     with fresh_state(dsn) as state:
         narrow = State(lambda: dsn, state.schema, connections_max=1, statement_timeout_s=5)
-        source: Any = SimpleNamespace(partitions=lambda: [0], divisible=lambda: False)
-        limits = ReadingLimits()
-        stores: Any = SimpleNamespace(
-            sources={"shop": source}, reading=limits, log_folder=lambda _: tmp_path / "log", copies=None, state=narrow,
-            recoveries=None, store_breaker=Breaker(limits.breaker),
-        )  # fmt: skip
-        tasks: Any = SimpleNamespace(write_chunks=None, write_pieces=None)
-        works = LaneWorks(stores, tasks, "shop", Metrics(), Limit(), Threads())
+        works = _works(narrow, tmp_path / "log")
         works.prepare()
         assert works.prepared.is_set()
         narrow.close()
+
+
+def test_an_owner_that_comes_back_goes_on_with_the_log_it_had_open(pg_server: PostgresServer, tmp_path: Path) -> None:
+    """GIVEN an owner, and a repair beside it with a log of its own WHEN it owns the source again THEN it has its own
+    log, which only one of them uses; and not after torn commits were set aside."""
+    with fresh_state(pg_server.socket_dsn()) as state:
+        works = _works(state, tmp_path / "log")
+        works.prepare()
+        first, beside = works.open_log(1)[0], works.open_log(1)[0]
+        assert first is not beside
+        works.prepare()
+        again = works.open_log(2)[0]
+        assert again is first
+        assert works.open_log(2)[0] is not again
+        again.fence(0, 2)
+        commit_file(tmp_path / "log", 1).write_text("")
+        works.prepare()
+        assert works.open_log(3)[0] is not first
+
+
+def _works(state: State, folder: Path) -> LaneWorks:
+    source: Any = SimpleNamespace(partitions=lambda: [0], divisible=lambda: False)
+    limits = ReadingLimits()
+    stores: Any = SimpleNamespace(
+        sources={"shop": source}, reading=limits, log_folder=lambda _: folder, copies=None, state=state,
+        recoveries=None, store_breaker=Breaker(limits.breaker), heads=None, checkpoints=None, replays=None,
+    )  # fmt: skip
+    tasks: Any = SimpleNamespace(write_chunks=None, write_pieces=None)
+    return LaneWorks(stores, tasks, "shop", Metrics(), Limit(), Threads())
 
 
 def test_the_durable_version_is_that_of_the_last_head(pg_server: PostgresServer) -> None:

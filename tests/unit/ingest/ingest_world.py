@@ -180,5 +180,8 @@ class _Forgetful:
     def fence(self, partition: int, epoch: int) -> Tail:
         return replaced(self._log.fence(partition, epoch), end=None)
 
+    def fence_all(self, partitions: Sequence[int], epoch: int) -> dict[int, Tail]:
+        return {partition: self.fence(partition, epoch) for partition in partitions}
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self._log, name)

@@ -115,6 +115,21 @@ class LogContract:
         log.commit(append([make_file(1, 1)], 1, partition=1))
         assert log.tail(1) == Tail(1, 1, "000001")
 
+    def test_partitions_are_fenced_together(self, open_log: Callable[[], AppendLog], make_file: MakeFile) -> None:
+        """GIVEN owners of three partitions WHEN another fences two of them THEN those two are shut out, their tails
+        are told, and the third goes on; one that is stale already refuses."""
+        old, new = open_log(), open_log()
+        for partition in (0, 1, 2):
+            old.commit(append([make_file(partition, 1)], 1, partition=partition))
+        assert new.fence_all([0, 2], 5) == {0: Tail(1, 5, "000001"), 2: Tail(1, 5, "000001")}
+        for partition in (0, 2):
+            with pytest.raises(StaleError):
+                old.commit(append([make_file(partition, 2)], 2, partition=partition))
+        old.commit(append([make_file(1, 2)], 2, partition=1))
+        assert open_log().fence_all([0, 1, 2], 5)[1] == Tail(2, 5, "000002")
+        with pytest.raises(StaleError):
+            open_log().fence_all([2, 1], 4)
+
     def test_a_commit_of_a_newer_epoch_fences_too(self, open_log: Callable[[], AppendLog], make_file: MakeFile) -> None:
         """Whoever wrote last with a higher epoch is the owner."""
         old, new = open_log(), open_log()
