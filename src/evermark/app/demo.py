@@ -131,6 +131,7 @@ class Demo:
         self._records = {name: folder / f"{name}.jsonl" for name in _RECEIVERS}
         self._env = dict(os.environ)
         self._replayed: tuple[datetime, datetime] | None = None
+        self._pipeline: subprocess.Popen[bytes] | None = None  # as it was started last
 
     def run(self) -> Ledger:
         self._say("starting a Postgres for the shop, a block node for the chat, and a receiver for each subscription")
@@ -224,6 +225,8 @@ class Demo:
         began = said = time.monotonic()
         while not condition():
             now = time.monotonic()
+            if self._pipeline is not None and (code := self._pipeline.poll()) is not None:
+                raise EvermarkError(f"the pipeline ended with code {code}", hint=f"see {self.folder / 'up.log'}")
             if now > began + seconds:
                 raise EvermarkError(f"not within {seconds:.0f} s: {what}", hint=f"see {self.folder / 'up.log'}")
             if now > said + _SAY_EVERY_S:
@@ -234,7 +237,10 @@ class Demo:
     def _up(self, config: Path) -> subprocess.Popen[bytes]:
         self._say("starting `evermark up`; Spark takes 10 to 40 s to start")
         with (self.folder / "up.log").open("ab") as log:
-            return subprocess.Popen([*EVERMARK, "up", "-c", str(config)], env=self._env, stdout=log, stderr=log)
+            self._pipeline = subprocess.Popen(
+                [*EVERMARK, "up", "-c", str(config)], env=self._env, stdout=log, stderr=log
+            )
+        return self._pipeline
 
     def _install(self, config: Path) -> None:
         command = [*EVERMARK, "source", "install", "shop", "-c", str(config)]
@@ -343,9 +349,10 @@ def run_demo(seconds: float, rate: float, keep: Path | None, say: Callable[[str]
     folder = keep or Path(tempfile.mkdtemp(prefix="evermark-demo-"))
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(0o711)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what was started is stopped, as with Ctrl-C
     try:
         ledger = Demo(folder, seconds, rate, say).run()
-    except EvermarkError:
+    except (EvermarkError, KeyboardInterrupt):
         say(f"what was left is in {folder}")
         raise
     sys.stdout.write(ledger.line() + "\n")

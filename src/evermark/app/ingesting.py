@@ -34,7 +34,7 @@ from evermark.ingest.take import Taken, Taker
 from evermark.log.append import DeltaLog
 from evermark.log.disk import require_room
 from evermark.log.head import durable_version
-from evermark.log.maintenance import MAINTENANCE_EVERY_S, Maintenance
+from evermark.log.maintenance import EVERY_S_MIN, Maintenance, next_round_s
 from evermark.log.read import FileRange, LogReader
 from evermark.log.torn import set_aside_torn, torn_checkpoints
 from evermark.observe.health import HealthBoard, PartitionHealth
@@ -45,7 +45,6 @@ from evermark.sources.base import Gap, Limit
 from evermark.sources.copies import ChunkWork, Copy, Copying
 from evermark.storage import Place
 
-_MAINTENANCE_EVERY_S_MAX = 60.0  # of a log that does not grow
 _MAINTENANCE_END_S = 1.0  # a round that takes longer conflicts with nothing but a power cut
 
 
@@ -437,22 +436,20 @@ class SourceRunner(SavingNews):
         return self.delivery.least_cursors(self.name) if self._owner.may_retain() else {}
 
     def _maintain(self, released: Wake) -> Steps[None]:
-        """Every second while batches come. A log that does not grow has ever less to be kept quick."""
         while not any_set((released, self.works.prepared)):  # not over commits that are about to be set aside
-            yield Pause(MAINTENANCE_EVERY_S, (released, self.works.prepared))
-        maintenance, every_s = Maintenance(self._folder, self.deployment.retention), MAINTENANCE_EVERY_S
+            yield Pause(EVERY_S_MIN, (released, self.works.prepared))
+        maintenance, every_s = Maintenance(self._folder, self.deployment.retention), EVERY_S_MIN
         while True:
-            if every_s > MAINTENANCE_EVERY_S:
-                yield Pause(every_s - MAINTENANCE_EVERY_S, (released, self._grown))
-            yield Pause(MAINTENANCE_EVERY_S, (released,))
-            every_s = MAINTENANCE_EVERY_S if self._grown.is_set() else min(2 * every_s, _MAINTENANCE_EVERY_S_MAX)
+            if every_s > EVERY_S_MIN:
+                yield Pause(every_s - EVERY_S_MIN, (released, self._grown))
+            yield Pause(EVERY_S_MIN, (released,))
+            has_grown = self._grown.is_set()
             self._grown.clear()
             with self._in_maintenance:
                 if released.is_set():
                     return
-                done = self._maintained(maintenance)
-            if done:
-                every_s = MAINTENANCE_EVERY_S
+                did_something = self._maintained(maintenance)
+            every_s = next_round_s(every_s, has_grown=has_grown, did_something=did_something)
 
     def _maintained(self, maintenance: Maintenance) -> bool:
         """Whether there was something to do."""

@@ -25,7 +25,9 @@ from evermark.cluster.kinds import LeaseConfig
 from evermark.config.bots import BotConfig
 from evermark.config.spark_master import not_for_a_cluster
 from evermark.config.subscriptions import SubscriptionConfig
+from evermark.delivery.decide.retry import LIMITS as ENDPOINT_LIMITS
 from evermark.errors import ConfigError
+from evermark.ingest.gaps import GapLimits
 from evermark.secrets import KeyRef, Secret
 from evermark.settings.fields import NAME, Duration, Model, Whole, between, postgres_dsn, refusal
 from evermark.settings.problems import nearest
@@ -41,6 +43,7 @@ _Name = Annotated[str, Field(pattern=NAME)]
 _Short = Annotated[Duration, between(timedelta(milliseconds=10), timedelta(hours=1))]
 _Long = Annotated[Duration, between(timedelta(seconds=1), timedelta(days=30))]
 
+_GAPS = GapLimits()
 _URL = re.compile(r"([^/]*)://(.*)", re.DOTALL)
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,254}", re.ASCII)
 _KEY = re.compile(r"([A-Za-z0-9_=-][A-Za-z0-9._=-]*(/[A-Za-z0-9_=-][A-Za-z0-9._=-]*)*)?/*", re.ASCII)
@@ -225,16 +228,16 @@ class GapDetectionConfig(Model):
     """A jump of more than `max_gap` with evidence is a gap. Beyond `small_gap` those who follow are told to resync."""
 
     enabled: bool = True
-    max_gap: _Long = timedelta(minutes=5)
-    small_gap: _Long = timedelta(hours=1)
+    max_gap: _Long = timedelta(seconds=_GAPS.max_gap_s)
+    small_gap: _Long = timedelta(seconds=_GAPS.small_gap_s)
 
 
 class CircuitBreakerConfig(Model):
     """`threshold` failures in a row, then at least `timeout` until the next try; `suspend_after` of them suspend."""
 
-    threshold: Annotated[Whole, Field(ge=1, le=1000)] = 5
-    timeout: _Short = timedelta(seconds=30)
-    suspend_after: Annotated[Whole, Field(ge=1, le=1000)] = 10
+    threshold: Annotated[Whole, Field(ge=1, le=1000)] = ENDPOINT_LIMITS.threshold
+    timeout: _Short = timedelta(seconds=ENDPOINT_LIMITS.timeout_s)
+    suspend_after: Annotated[Whole, Field(ge=1, le=1000)] = ENDPOINT_LIMITS.suspend_after
 
 
 class ShutdownConfig(Model):

@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import TYPE_CHECKING
 
-from evermark.ingest.take import Taken
+if TYPE_CHECKING:  # the file's models name the limits, and read nothing
+    from evermark.ingest.take import Taken
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,9 @@ from evermark.storage import Place, storage_of, trouble_is_said
 if TYPE_CHECKING:
     import deltalake
 
-MAINTENANCE_EVERY_S = 1.0  # each owner of a source runs a round this often
+# The owner of a source runs a round every second while its log grows, and ever less often while it does not.
+EVERY_S_MIN = 1.0
+EVERY_S_MAX = 60.0
 ORPHAN_AGE_S = 24 * 3600.0
 REPLACED_AGE_S = 3600.0
 SCAN_EVERY_S = 600.0
@@ -44,6 +46,11 @@ _FORGET_TRIES_MAX = 20
 _GROUPS_MAX = 16  # per round: the next round comes soon
 
 LeastCursors = Callable[[], dict[int, int]]
+
+
+def next_round_s(last_s: float, *, has_grown: bool, did_something: bool) -> float:
+    """How long after a round the next one is due. `last_s`: how long after its predecessor that round was."""
+    return EVERY_S_MIN if has_grown or did_something else min(2 * last_s, EVERY_S_MAX)
 
 
 @dataclass
@@ -79,7 +86,7 @@ class Maintenance:
         with trouble_is_said(self.folder):
             self._compact(report)
             if self.retention is not None and least_cursors is not None:
-                self._retain(report, self.retention, least_cursors)
+                self._remove_old(report, self.retention, least_cursors)
             self._checkpoint(report)
             if self._scanned_at is None or self.clock() - self._scanned_at >= SCAN_EVERY_S:
                 self._scanned_at = self.clock()
@@ -248,7 +255,7 @@ class Maintenance:
         if found:
             self._unused.note(found, self.clock(), orphans=True)
 
-    def _retain(self, report: MaintenanceReport, retention: timedelta, least_cursors: LeastCursors) -> None:
+    def _remove_old(self, report: MaintenanceReport, retention: timedelta, least_cursors: LeastCursors) -> None:
         horizon = datetime.fromtimestamp(self.clock(), UTC) - retention
         if not any(is_before(file, horizon) for file in self._reader.files()):
             return

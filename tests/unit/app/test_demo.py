@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -33,6 +35,15 @@ def test_the_demo_names_what_did_not_come(tmp_path: Path, said: list[str]) -> No
     with pytest.raises(EvermarkError, match="not within 0 s: something new is delivered") as caught:
         demo.Demo(tmp_path, 1.0, 1.0, said.append)._wait(lambda: False, "something new is delivered", 0.0)
     assert "up.log" in caught.value.hint
+
+
+def test_the_demo_waits_for_no_pipeline_that_has_ended(tmp_path: Path, said: list[str]) -> None:
+    """GIVEN a pipeline that ended by itself WHEN the demo waits for what it should do THEN it says so at once."""
+    one = demo.Demo(tmp_path, 1.0, 1.0, said.append)
+    one._pipeline = subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"])
+    one._pipeline.wait()
+    with pytest.raises(EvermarkError, match="the pipeline ended with code 3"):
+        one._wait(lambda: False, "something new is delivered", 60.0)
 
 
 def test_setting_up_shows_that_it_moves() -> None:

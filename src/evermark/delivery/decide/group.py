@@ -10,9 +10,9 @@ at the last cursor up to which it holds.
 |           |                                                                     | retry; a person                  |
 | behind    | leaving the group; `register` or `add` with an earlier start;       | `join`; failures; a person       |
 |           | `resume`; a success while suspended                                 |                                  |
-| suspended | 10 endpoint failures in a row, of retries too; a person;            | a success; a person              |
+| suspended | `suspend_after` endpoint failures in a row, of retries too; a person;| a success; a person              |
 |           | too much parked, or too much of one key (FULL), which is no failure | work that is done: there is room |
-| disabled  | 410                                                                 | a new url; a person              |
+| disabled  | 410; `webhook-delivery: disable`                                    | a new url; a person              |
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from evermark.sources.postgres.tables.values import Column, Form, ValueType, as_json, column, escaped, objects
 
 TEXT = ValueType("text")
-INTEGER, BIGINT, FLOAT = (ValueType(f.name, f) for f in (Form.NUMBER, Form.BIGINT, Form.FLOAT))
+INTEGER, BIGINT, FLOAT = (ValueType(f.name, f) for f in (Form.INTEGER, Form.BIGINT, Form.FLOAT))
 BOOLEAN, TIMESTAMP = ValueType("boolean", Form.BOOLEAN), ValueType("timestamptz", Form.TIMESTAMP)
 PAIR = ValueType("pair", Form.COMPOSITE, fields=(("a", TEXT), ("b", BIGINT)))
 texts = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=12)

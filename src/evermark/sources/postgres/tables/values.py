@@ -32,7 +32,7 @@ _BOUNDS = re.compile(r"(\[[-+]?\d+:[-+]?\d+\])+=")
 class Form(Enum):
     """The ways in which a value is written."""
 
-    NUMBER = auto()  # as it is
+    INTEGER = auto()  # as it is
     BIGINT = auto()  # a number, or a string when it is too large for one
     FLOAT = auto()  # a number, or a string when it is none: NaN, Infinity
     BOOLEAN = auto()
@@ -48,14 +48,14 @@ _NO_NUMBERS = ("NaN", "Infinity", "-Infinity")
 _COMMON = (("{", "["), ("}", "]"), (",", ", "))
 _FLAT_TEXTS = (("{", '["'), ("}", '"]'), (",", '", "'))
 _UNLIKE_JSON = {
-    Form.NUMBER: "^[^{]",
+    Form.INTEGER: "^[^{]",
     Form.BIGINT: r"^[^{]|\d{16}",
     Form.FLOAT: "^[^{]|a|I",
     Form.BOOLEAN: "^[^{]",
     Form.TEXT: r'^[^{]|["\\\x00-\x1f]',
 }
 _AS_JSON = {
-    Form.NUMBER: _COMMON,
+    Form.INTEGER: _COMMON,
     Form.BIGINT: _COMMON,
     Form.FLOAT: _COMMON,
     Form.BOOLEAN: (*_COMMON, ("t", "true"), ("f", "false")),
@@ -79,18 +79,19 @@ class ValueType:
     fields: tuple[tuple[str, ValueType], ...] = ()  # of a composite
 
 
-# By the types' numbers, which never change. Others are strings, unless the catalog says that they are made of these.
+# By the types' numbers, which never change. Others are strings, unless the catalog says that they are made of these;
+# numeric (1700) is one on purpose: readers of JSON would round it.
 BUILT_IN = {
     16: Form.BOOLEAN,
     20: Form.BIGINT,
-    21: Form.NUMBER,
-    23: Form.NUMBER,
-    700: Form.FLOAT,
-    701: Form.FLOAT,
+    21: Form.INTEGER,  # smallint
+    23: Form.INTEGER,
+    700: Form.FLOAT,  # real
+    701: Form.FLOAT,  # double precision
     114: Form.JSON,
-    3802: Form.JSON,
+    3802: Form.JSON,  # jsonb
     1114: Form.TIMESTAMP,
-    1184: Form.TIMESTAMP,
+    1184: Form.TIMESTAMP,  # with a zone
 }
 
 
@@ -129,7 +130,7 @@ def hashed(text: str) -> str:
 def column(text: pa.Array, kind: ValueType) -> Column:
     """A column of text, as the type's output function wrote it."""
     form = kind.form
-    if form is Form.NUMBER:
+    if form is Form.INTEGER:
         return Column(text, quoted=False)
     if form is Form.BIGINT:
         return Column(text, quoted=_too_large(text))
@@ -215,7 +216,7 @@ def as_json(text: str, kind: ValueType) -> str:
             return json.dumps(text, ensure_ascii=False)  # the type was altered: not the fields that the catalog told
     if not _is_of(text, form):
         raise ValueError(f"not of type {kind.name}")
-    if form is Form.NUMBER or (form is Form.BIGINT and abs(int(text)) <= SAFE_INTEGER_MAX):
+    if form is Form.INTEGER or (form is Form.BIGINT and abs(int(text)) <= SAFE_INTEGER_MAX):
         return text
     if form is Form.FLOAT and text not in _NO_NUMBERS:
         return text
@@ -230,7 +231,7 @@ def as_json(text: str, kind: ValueType) -> str:
 
 def _is_of(text: str, form: Form) -> bool:
     """Whether JSON can have it as the form says: a composite's fields may have been altered since we asked."""
-    if form in (Form.NUMBER, Form.BIGINT):
+    if form in (Form.INTEGER, Form.BIGINT):
         return _INTEGER.fullmatch(text) is not None
     if form is Form.FLOAT:
         return text in _NO_NUMBERS or _FLOAT.fullmatch(text) is not None
