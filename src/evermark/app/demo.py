@@ -39,6 +39,7 @@ from evermark.state.connection import schema_for
 _SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"  # noqa: S105 - made up, for this demo's loopback receivers
 _DRAIN_S = 180.0
 _UP_S = 180.0
+_END_S = 30.0
 _LOOK_EVERY_S = 0.2
 _SAY_EVERY_S = 15.0  # of a wait that goes on
 # A replay leaves the processor to what is live, and to other programs on this machine.
@@ -193,9 +194,7 @@ class Demo:
         finally:
             chat.finish()
             shop.finish()
-            if pipeline.poll() is None:
-                pipeline.kill()
-                pipeline.wait()
+            _ended(pipeline)
 
     def _let_it_run(self, until: str) -> None:
         self._say(f"deliveries arrive; {self._seconds / 3:.0f} s until {until}")
@@ -327,6 +326,17 @@ class Demo:
         with EmbeddedPostgres(self.folder / "data" / "state") as server, psycopg.connect(server.dsn()) as conn:
             row = conn.execute(f"select count(*) from {schema_for(_DEPLOYMENT)}.enqueued_messages").fetchone()
             return int(row[0]) if row else 0
+
+
+def _ended(pipeline: subprocess.Popen[bytes]) -> None:
+    """Asked first: killed, it would leave its embedded Postgres behind."""
+    if pipeline.poll() is None:
+        pipeline.terminate()
+        try:
+            pipeline.wait(timeout=_END_S)
+        except subprocess.TimeoutExpired:
+            pipeline.kill()
+            pipeline.wait()
 
 
 def _port_in(log: Path) -> int:
