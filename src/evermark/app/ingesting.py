@@ -15,7 +15,7 @@ from evermark.app.inspect import newest
 from evermark.app.source_monitor import SourceMonitor
 from evermark.breaker import BreakerState
 from evermark.cluster.fence import alone, source_lease
-from evermark.cluster.holding import Candidate, Share
+from evermark.cluster.holding import Candidate, LeaseKeeper, Share
 from evermark.delivery.base import Cursor, SourcePartition
 from evermark.delivery.replay.owner import RequestDesk
 from evermark.delivery.work import Span
@@ -190,6 +190,7 @@ class SourceRunner(SavingNews):
     runtime: Runtime
     share: Share = field(default_factory=Share)
     watch: RecoveryWatch | None = None
+    keeper: LeaseKeeper | None = None
 
     def __post_init__(self) -> None:
         self._source = self.deployment.sources[self.name]
@@ -204,6 +205,7 @@ class SourceRunner(SavingNews):
             self.deployment.lease_limits,
             share=self.share,
             on_refused=lambda lease: self.metrics.refused.labels(lease).inc(),
+            keeper=self.keeper,
         )
         self._copy_log = get_logger(source=self.name, part="copy")
         limits = IngestLimits(breaker=self.deployment.reading.breaker)
