@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from evermark.cluster.base import Holder, Lease, LeaseStore
 from evermark.errors import BusyError, EvermarkError, StaleError
-from evermark.runtime import Log, Pause, Runtime, Steps, Wake, any_set, run_through
+from evermark.runtime import Log, Pause, Runtime, Steps, Wake, run_through
 
 T = TypeVar("T")
 
@@ -115,7 +115,7 @@ class HeldLease:
 
     @property
     def is_over(self) -> bool:
-        return any_set((self.lost, self._closed))
+        return self.lost.is_set() or self._closed.is_set()
 
     @property
     def lost_at(self) -> float:

@@ -200,6 +200,11 @@ class SourceReading:
                     return {WHOLE_SOURCE if error.partition is None else error.partition: error}
                 if any_set(ends):  # what was written is left behind, and read again by the next owner
                     return {}
+                if not rows:
+                    if failed := taker.save_due(self._at, self._feeds):
+                        return failed
+                    self._choose(0)
+                    continue
                 gathered, written_at = gather(rows, taker.epoch), self.runtime.monotonic()
                 self._ask_for_evidence(gathered)
                 failed = {**gathered.failed, **take_each(taker, gathered.taken, on_taken, self._feeds)}
