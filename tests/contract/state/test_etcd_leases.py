@@ -256,7 +256,7 @@ def other_state(pg_server: PostgresServer) -> Iterator[State]:
         yield state
 
 
-def test_s10_leases_of_another_state_are_refused_and_not_stood_by_for(
+def test_leases_of_another_state_are_refused_and_not_stood_by_for(
     etcd: Etcd, state: State, other_state: State, prefix: str
 ) -> None:
     """GIVEN two deployments with the same prefix in one etcd, and a State each WHEN the second asks for leases THEN it
@@ -282,7 +282,7 @@ def test_s10_leases_of_another_state_are_refused_and_not_stood_by_for(
         open_leases(settings, state).free(["deliver"], holder("a"))
 
 
-def test_s10_checkpoints_of_another_state_are_neither_read_nor_written(
+def test_checkpoints_of_another_state_are_neither_read_nor_written(
     etcd: Etcd, state: State, other_state: State, prefix: str
 ) -> None:
     """GIVEN checkpoints of one State in etcd, from before prefixes were claimed WHEN a deployment with another State
@@ -305,7 +305,7 @@ def test_s10_checkpoints_of_another_state_are_neither_read_nor_written(
     assert first.load("state", 0) == Checkpoint("0001", 1, 1)
 
 
-def test_s10_of_many_who_claim_a_prefix_at_once_one_state_has_it(
+def test_of_many_who_claim_a_prefix_at_once_one_state_has_it(
     etcd: Etcd, state: State, other_state: State, prefix: str
 ) -> None:
     """GIVEN a prefix that is nobody's WHEN processes of two States ask at once THEN those of one State have it."""
