@@ -435,7 +435,7 @@ class SourceRunner(SavingNews):
         return self.delivery.least_cursors(self.name) if self._owner.may_retain() else {}
 
     def _maintain(self, released: Wake) -> Steps[None]:
-        """Every second while batches come. A log that does not grow has ever less to be kept quick."""
+        """Every second while batches come. In a log that does not grow only time brings something to do."""
         while not any_set((released, self.works.prepared)):  # not over commits that are about to be set aside
             yield Pause(MAINTENANCE_EVERY_S, (released, self.works.prepared))
         maintenance, every_s = Maintenance(self._folder, self.deployment.retention), MAINTENANCE_EVERY_S
@@ -443,22 +443,24 @@ class SourceRunner(SavingNews):
             if every_s > MAINTENANCE_EVERY_S:
                 yield Pause(every_s - MAINTENANCE_EVERY_S, (released, self._grown))
             yield Pause(MAINTENANCE_EVERY_S, (released,))
-            every_s = MAINTENANCE_EVERY_S if self._grown.is_set() else min(2 * every_s, _MAINTENANCE_EVERY_S_MAX)
+            had_grown = self._grown.is_set()
             self._grown.clear()
             with self._in_maintenance:
                 if released.is_set():
                     return
                 done = self._maintained(maintenance)
-            if done:
+            if had_grown or done:
                 every_s = MAINTENANCE_EVERY_S
+            else:
+                every_s = _MAINTENANCE_EVERY_S_MAX if done is False else min(2 * every_s, _MAINTENANCE_EVERY_S_MAX)
 
-    def _maintained(self, maintenance: Maintenance) -> bool:
-        """Whether there was something to do."""
+    def _maintained(self, maintenance: Maintenance) -> bool | None:
+        """Whether there was something to do; None: it failed."""
         try:
             report = maintenance.run(self._least_cursors)
         except Exception as error:  # noqa: BLE001 - it is tried again
             self._log.warning("maintenance of the log failed", error=error)
-            return False
+            return None
         counts = {what: count for what, count in vars(report).items() if count}
         for what, count in counts.items():
             self.metrics.care.labels(what).inc(count)
