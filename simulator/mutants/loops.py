@@ -9,12 +9,13 @@ from evermark.cluster.holding import HeldLease
 from evermark.delivery.run.follower import Follower
 from evermark.delivery.run.live import LiveGroup
 from evermark.delivery.run.owner import DeliveryOwner
-from evermark.errors import EvermarkError, StaleError
+from evermark.errors import EvermarkError
 from evermark.ingest.owner import SourceOwner
 from evermark.ingest.take import Taken, Taker
-from evermark.runtime import Pause, Steps, Wake
+from evermark.runtime import Steps, Wake
 from simulator.mutants.mutant import Mutant
 
+_LONG_S = 1e3
 _read = SourceOwner._read
 _follow = DeliveryOwner._follow
 _repeated = DeliveryOwner._repeated
@@ -30,22 +31,7 @@ def _follows_on(self: DeliveryOwner, follower: Follower, ends: tuple[Wake, ...])
     _follow(self, follower, (ended, stopping, *others))
 
 
-def _only_stale_is_lost(self: HeldLease) -> Steps[None]:
-    while True:
-        yield Pause(self.limits.renew_every_s, (self._closed,))
-        if self._closed.is_set():
-            return
-        try:
-            self.store.renew([self.lease], self.limits.ttl_s)
-        except StaleError:
-            self.lost.set()
-            return
-        except EvermarkError:
-            continue
-
-
-def _nobody_watches(self: HeldLease) -> Steps[None]:
-    yield from ()
+_never_late = property(lambda self: self.runtime.monotonic() + _LONG_S)
 
 
 def _never_ends(self: SourceOwner, wait_s: float, ending: Wake) -> Steps[None]:
@@ -100,7 +86,7 @@ LOOPS: tuple[Mutant, ...] = (
     Mutant(
         "missed-renewals-unnoticed",
         "a lease that cannot be renewed for longer than it lasts is taken for held",
-        ((HeldLease, "_renew", _only_stale_is_lost), (HeldLease, "_watch", _nobody_watches)),
+        ((HeldLease, "lost_at", _never_late),),
         first=2,
     ),
     Mutant(

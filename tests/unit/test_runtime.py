@@ -98,6 +98,36 @@ def test_a_thousand_loops_that_wait_need_a_handful_of_threads() -> None:
     assert all(task.join(LONG_S) for task in tasks)
 
 
+def test_a_loop_that_waits_again_for_the_same_wakes_is_ended_by_them_and_its_own_time_alone() -> None:
+    """GIVEN a loop whose pause a wake ended WHEN it waits for the same wakes again THEN the time of the first pause
+    does not end the second; a wake does, also one set in between; and a loop that ended is known to no wake."""
+    runtime = Threads()
+    wakes = first, second = runtime.wake(), runtime.wake()
+    seen: list[str] = []
+
+    def steps() -> Steps[None]:
+        seen.append("waits")
+        yield Pause(0.2, wakes)
+        first.clear()
+        seen.append("waits again")
+        yield Pause(LONG_S, wakes)
+        assert second.is_set()
+        seen.append("has met a wake")
+        yield Pause(LONG_S, wakes)  # the wake is set already
+        seen.append("ends")
+
+    loop = runtime.loop("twice", steps())
+    until(lambda: seen == ["waits"], "it waits")
+    first.set()
+    until(lambda: seen == ["waits", "waits again"], "the wake ended it")
+    assert not loop.join(0.5), "the first pause's time has passed"
+    assert seen == ["waits", "waits again"]
+    second.set()
+    assert loop.join(LONG_S)
+    assert seen[2:] == ["has met a wake", "ends"]
+    assert not any(wake._waiting for wake in wakes)  # type: ignore[attr-defined]
+
+
 def test_loops_that_hang_hold_up_no_neighbour() -> None:
     """GIVEN more loops that hang, in a call or in their beginning, than there are threads WHEN another could go on THEN
     it does, soon."""

@@ -187,7 +187,7 @@ class DeploymentReport(DeliveryReport):
         self._view = view
         self._board = board
         self._failovers = Failovers(deployment, view.reader)
-        self._replays_shown: dict[str, int] = {}
+        self._replays_shown: Counter[str] | None = None
 
     def standby(self) -> None:
         self._board.deliver(here=False, standby=True, shard=self._shard)
@@ -227,10 +227,12 @@ class DeploymentReport(DeliveryReport):
 
     def replaying(self, running: list[Replay]) -> None:
         self._board.replaying(running_windows(running))
-        counts = Counter(replay.request.source for replay in running)
+        counts, shown = Counter(replay.request.source for replay in running), self._replays_shown
+        if counts == shown:
+            return
+        self._replays_shown = counts
         for source in self._d.sources:
-            if self._replays_shown.get(source) != counts[source]:  # of a thousand sources few have a replay
-                self._replays_shown[source] = counts[source]
+            if shown is None or shown[source] != counts[source]:  # of a thousand sources few have a replay
                 self._metrics.replays_running.labels(source).set(counts[source])
 
     def by_replay(self, due: Due, result: Replayed) -> None:

@@ -15,7 +15,7 @@ from evermark.app.inspect import newest
 from evermark.app.source_monitor import SourceMonitor
 from evermark.breaker import BreakerState
 from evermark.cluster.fence import alone, source_lease
-from evermark.cluster.holding import Candidate, Share
+from evermark.cluster.holding import Candidate, LeaseKeeper, Share
 from evermark.delivery.base import Cursor, SourcePartition
 from evermark.delivery.replay.owner import RequestDesk
 from evermark.delivery.work import Span
@@ -193,6 +193,7 @@ class SourceRunner(SavingNews):
     runtime: Runtime
     share: Share = field(default_factory=Share)
     watch: RecoveryWatch | None = None
+    keeper: LeaseKeeper | None = None
 
     def __post_init__(self) -> None:
         self._source = self.deployment.sources[self.name]
@@ -207,6 +208,7 @@ class SourceRunner(SavingNews):
             self.deployment.lease_limits,
             share=self.share,
             on_refused=lambda lease: self.metrics.refused.labels(lease).inc(),
+            keeper=self.keeper,
         )
         self._copy_log = get_logger(source=self.name, part="copy")
         limits = IngestLimits(breaker=self.deployment.reading.breaker)
@@ -451,13 +453,13 @@ class SourceRunner(SavingNews):
                 did_something = self._maintained(maintenance)
             every_s = next_round_s(every_s, has_grown=has_grown, did_something=did_something)
 
-    def _maintained(self, maintenance: Maintenance) -> bool:
-        """Whether there was something to do."""
+    def _maintained(self, maintenance: Maintenance) -> bool | None:
+        """Whether there was something to do; None: it failed."""
         try:
             report = maintenance.run(self._least_cursors)
         except Exception as error:  # noqa: BLE001 - it is tried again
             self._log.warning("maintenance of the log failed", error=error)
-            return False
+            return None
         counts = {what: count for what, count in vars(report).items() if count}
         for what, count in counts.items():
             self.metrics.care.labels(what).inc(count)

@@ -23,6 +23,7 @@ from evermark.app.build import LaneParts, Stores, open_in_lane
 from evermark.app.delivering import DeliveryRunner
 from evermark.app.ingesting import LaneWorks, SourceRunner
 from evermark.cluster.holding import Share
+from evermark.cluster.together import keeper_for
 from evermark.delivery.base import Fate, Outcome
 from evermark.delivery.replay.plan import Replayed, ReplayWork
 from evermark.delivery.run.matched_here import has_exact_steps, is_small, matched_here
@@ -264,9 +265,10 @@ class _Lane:
         seats = Seats(len(work.sources))
         self._works = [LaneWorks(deployment, tasks, name, metrics, work.limit, runtime, seats) for name in work.sources]
         self._watch = RecoveryWatch(deployment.recoveries.known, runtime, self._log, INGEST_LIMITS.look_every_s)
+        keeper = keeper_for(deployment.leases, runtime)
         self._sources = [
             SourceRunner(
-                deployment, works, works.name, board, metrics, self._delivery, runtime, self._share, self._watch
+                deployment, works, works.name, board, metrics, self._delivery, runtime, self._share, self._watch, keeper
             )
             for works in self._works
         ]

@@ -12,8 +12,10 @@ from evermark.checkpoints.base import Checkpoint
 from evermark.checkpoints.kinds import CheckpointConfig
 from evermark.checkpoints.outside import OutsideCheckpoints, Stored
 from evermark.errors import FormatError
+from evermark.etcd.claim import Claim
 from evermark.etcd.client import EtcdClient, end_of, in_base64
 from evermark.state.connection import State
+from evermark.state.identity import identity_of
 
 VERSION = 1
 _PARTITIONS_MAX = 10_000
@@ -21,22 +23,26 @@ _PARTITIONS_MAX = 10_000
 
 def open_in_etcd(settings: CheckpointConfig, state: State) -> OutsideCheckpoints:
     prefix = settings.etcd.prefix or f"/{state.schema}/checkpoints/"
-    return OutsideCheckpoints(EtcdRows(EtcdClient(settings.etcd, "reliability.checkpoint.etcd"), prefix))
+    client = EtcdClient(settings.etcd, "reliability.checkpoint.etcd")
+    return OutsideCheckpoints(EtcdRows(client, prefix, Claim(client, prefix, lambda: identity_of(state))))
 
 
 class EtcdRows:
     """`ComparedRows` in etcd."""
 
-    def __init__(self, etcd: EtcdClient, prefix: str) -> None:
+    def __init__(self, etcd: EtcdClient, prefix: str, claim: Claim) -> None:
         self._etcd = etcd
         self._prefix = prefix
+        self._claim = claim
 
     def get(self, source: str, partition: int) -> Stored | None:
+        self._claim.require()
         key = self._key(source, partition)
         found = self._etcd.ask("reading a checkpoint", lambda client: client.get(key, metadata=True, limit=1))
         return _stored(*found[0]) if found else None
 
     def list(self, source: str) -> dict[int, Checkpoint]:
+        self._claim.require()
         begin = f"{self._prefix}{source}/partition-"
         found = self._etcd.ask(
             "listing checkpoints",
@@ -48,6 +54,7 @@ class EtcdRows:
         )
 
     def swap(self, source: str, partition: int, new: Checkpoint, old: Stored | None) -> Stored | None:
+        self._claim.require()
         key, value = self._key(source, partition), json.dumps({"v": VERSION, **vars(new)}).encode()
         compare = {
             "key": in_base64(key.encode()),
@@ -60,6 +67,7 @@ class EtcdRows:
         return (new, int(answer["header"]["revision"])) if answer.get("succeeded") else None
 
     def delete(self, source: str, partition: int) -> None:
+        self._claim.require()
         key = self._key(source, partition)
         self._etcd.ask("deleting a checkpoint", lambda client: client.delete(key))
 

@@ -32,8 +32,10 @@ from evermark.cluster.postgres import (
     require,
 )
 from evermark.errors import EvermarkError, FormatError, StaleError
+from evermark.etcd.claim import Claim
 from evermark.etcd.client import EtcdClient, end_of, in_base64
 from evermark.state.connection import State
+from evermark.state.identity import identity_of
 
 VERSION = 1
 _LEASES_MAX = 100_000
@@ -65,6 +67,7 @@ class EtcdLeases:
     def __init__(self, etcd: EtcdClient, prefix: str, state: State, *, is_gone: IsGone = liveness.is_gone) -> None:
         self._etcd, self._state, self._is_gone = etcd, state, is_gone
         self._epochs, self._held = f"{prefix}epochs/", f"{prefix}held/"
+        self._claim = Claim(etcd, prefix, lambda: identity_of(state))
         self._mine: dict[Lease, _Seen] = {}  # as we left them: most renewals need no look before
 
     def acquire(self, name: str, holder: Holder, ttl_s: float) -> Lease | None:
@@ -187,6 +190,7 @@ class EtcdLeases:
 
     def rows(self) -> dict[str, LeaseRow]:
         """State says whose they are, etcd whether their time is over; when it will be, only etcd knows."""
+        self._claim.require()
         asked = {"key": _key(self._held), "range_end": _key(end_of(self._held)), "limit": _LEASES_MAX}
         found = self._etcd.post("listing leases", "/kv/range", asked).get("kvs", ())
         runs = {_text(each["key"]).removeprefix(self._held): _text(each["value"]) for each in found}
@@ -208,6 +212,7 @@ class EtcdLeases:
         return epoch_for(seen.held, holder, _NOW, self._is_gone) is not None
 
     def _look(self, names: Sequence[str]) -> dict[str, _Seen]:
+        self._claim.require()
         found: dict[str, _Seen] = {}
         for some in _some(list(names)):
             keys = [f"{place}{name}" for place in (self._epochs, self._held) for name in some]

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from evermark.cluster.base import Holder, Lease, LeaseStore
 from evermark.errors import BusyError, EvermarkError, StaleError
-from evermark.runtime import Log, Pause, Runtime, Steps, Wake, any_set, run_through
+from evermark.runtime import Log, Pause, Runtime, Steps, Wake, run_through
 
 T = TypeVar("T")
 
@@ -80,27 +80,29 @@ class HeldLease:
     holder: Holder | None = None  # who would take more of them
     on_refused: Callable[[str], None] = lambda _: None  # a write under this lease was refused, being stale
     since: float | None = None  # when it was asked for, by the runtime's clock; None: now
+    keeper: LeaseKeeper | None = None  # that renews it with others; None: one of its own
 
     def __post_init__(self) -> None:
         self._renewed_at = self.runtime.monotonic() if self.since is None else self.since
+        # Asking for it may have taken most of its time: then it is renewed at once.
+        self.renew_at = self._renewed_at + self.limits.renew_every_s
         self.names = frozenset(lease.name for lease in (self.lease, *self.also))
         self.lost = self.runtime.wake()
         self.moved = self.runtime.wake()
         self._closed = self.runtime.wake()
         self._changed = self.runtime.wake()
+        self._keeper = self.keeper if self.keeper is not None else LeaseKeeper(self.runtime)
+        self._keeper.keep(self)
         if self.share is not None:
             self.share.watch(self._changed)
-        self._task = self.runtime.loop(f"lease {self.lease.name}", self._renew(), urgent=True)
-        self.runtime.loop(f"watch {self.lease.name}", self._watch(), urgent=True)
+            self.runtime.loop(f"share {self.lease.name}", self._look_for_moves(self.share), urgent=True)
 
     def close(self) -> None:
-        run_through(self.runtime, self.closing())
-
-    def closing(self) -> Steps[None]:
+        """A renewal that is under way is not waited for: under an epoch that was let go of it finds nothing."""
         self._closed.set()
         if self.share is not None:
             self.share.unwatch(self._changed)
-        yield from self._task.joining(self.limits.ttl_s)
+        self._keeper.let_go(self)
         try:
             self.store.release(self.lease, *self.also)
         except EvermarkError as error:
@@ -111,23 +113,26 @@ class HeldLease:
         for lease in (self.lease, *self.also):
             self.store.require(lease)
 
-    def _closed_within(self, seconds: float) -> Steps[bool]:
-        """Wait so long, and look meanwhile whether other leases are to be held."""
-        until = self.runtime.monotonic() + seconds
-        while self.share is not None and not any_set((self.moved, self._closed)):
-            left_s = until - self.runtime.monotonic()
-            if left_s <= 0:
-                return False
+    @property
+    def is_over(self) -> bool:
+        return self.lost.is_set() or self._closed.is_set()
+
+    @property
+    def lost_at(self) -> float:
+        """When it may be lost, if it is not renewed before."""
+        return self._renewed_at + self.limits.lost_after_s
+
+    def _look_for_moves(self, share: Share) -> Steps[None]:
+        """Until other leases are to be held."""
+        while not self.is_over:
             self._changed.clear()  # before the look: no change is missed
-            wanted = self.share.of(self.may_have)
+            wanted = share.of(self.may_have)
             missing = [name for name in wanted if name not in self.names]
             if not self.names <= set(wanted) or self._is_one_free(missing):
                 self.moved.set()
-            else:
-                poll_s = min(left_s, self.limits.handoff_poll_s) if missing else left_s
-                yield Pause(poll_s, (self._closed, self._changed))
-        yield Pause(max(0.0, until - self.runtime.monotonic()), (self._closed,))
-        return self._closed.is_set()
+                return
+            poll_s = self.limits.handoff_poll_s if missing else _UNSHARED_LOOK_S
+            yield Pause(poll_s, (self._closed, self.lost, self._changed))
 
     def _is_one_free(self, missing: Sequence[str]) -> bool:
         try:
@@ -135,35 +140,33 @@ class HeldLease:
         except EvermarkError:
             return False  # renewing says so
 
-    def _renew(self) -> Steps[None]:
-        """Until a lease is lost, or may be."""
-        limits, monotonic = self.limits, self.runtime.monotonic
-        # Asking for it may have taken most of its time: then it is renewed at once.
-        wait_s = max(0.0, self._renewed_at + limits.renew_every_s - monotonic())
-        while not (yield from self._closed_within(wait_s)) and not self.lost.is_set():
-            began = monotonic()
-            try:
-                self._renewed_at = began - self.store.renew((self.lease, *self.also), limits.ttl_s)
-            except StaleError as error:
+    def renew_if_due(self, now: float) -> None:
+        """Once, soon enough to be renewed with others. Waits for the store, which may hang."""
+        if self.is_over or now < self.renew_at - self.limits.renew_every_s / 2:
+            return
+        began = self.runtime.monotonic()
+        self.renew_at = began + self.limits.renew_every_s
+        try:
+            self._renewed_at = began - self.store.renew((self.lease, *self.also), self.limits.ttl_s)
+        except StaleError as error:
+            if not self.is_over:
                 self.on_refused(self.lease.name)
                 self._warn("lease lost", error=error)
                 self.lost.set()
-            except Exception as error:  # noqa: BLE001 - a lease that nobody renews must be noticed as lost
-                self._warn("lease not renewed", error=error, missed_s=round(monotonic() - self._renewed_at, 1))
-            wait_s = max(0.0, began + limits.renew_every_s - monotonic())
+        except Exception as error:  # noqa: BLE001 - a lease that nobody renews must be noticed as lost
+            missed_s = round(self.runtime.monotonic() - self._renewed_at, 1)
+            if not self.is_over:
+                self._warn("lease not renewed", error=error, missed_s=missed_s)
 
-    def _watch(self) -> Steps[None]:
-        """That a lease may be lost is said before its time is over, also while the store does not come back."""
-        while not any_set((self._closed, self.lost)):
-            left_s = self._renewed_at + self.limits.lost_after_s - self.runtime.monotonic()
-            if left_s <= 0:
-                self._warn("lease lost: it was not renewed in time")
-                self.lost.set()
-                self._count_if_taken()
-            else:
-                yield Pause(left_s, (self._closed, self.lost))
+    def lose_if_late(self, now: float) -> None:
+        if self.is_over or now < self.lost_at:
+            return
+        self._warn("lease lost: it was not renewed in time")
+        self.lost.set()
+        self.runtime.loop(f"ask for {self.lease.name}", self._count_if_taken())
 
-    def _count_if_taken(self) -> None:
+    def _count_if_taken(self) -> Steps[None]:
+        yield Pause(0.0)  # the store may hang: not in the loop that tells others of their leases
         try:
             self.require()
         except StaleError:
@@ -173,6 +176,71 @@ class HeldLease:
 
     def _warn(self, said: str, **about: object) -> None:
         self.log.warning(said, lease=self.lease.name, epoch=self.lease.epoch, **about)
+
+
+class _Rounds:
+    """A loop over leases that are held: goes on when the first of them is due, and ends with the last of them."""
+
+    def __init__(
+        self, runtime: Runtime, what: str, due: Callable[[HeldLease], float], do: Callable[[HeldLease, float], None]
+    ) -> None:
+        self._runtime, self._what, self._due, self._do = runtime, what, due, do
+        self._lock = runtime.lock()
+        self._again = runtime.wake()
+        self._kept: dict[HeldLease, None] = {}
+        self._runs = False
+        self._at = 0.0  # when it goes on by itself
+
+    def add(self, held: HeldLease) -> None:
+        with self._lock:
+            self._kept[held] = None
+            if not self._runs:
+                self._runs = True
+                self._runtime.loop(f"{self._what} {held.lease.name}", self._steps(), urgent=True)
+            elif self._due(held) < self._at:
+                self._again.set()
+
+    def remove(self, held: HeldLease) -> None:
+        with self._lock:
+            self._kept.pop(held, None)
+            if not self._kept:
+                self._again.set()
+
+    def _steps(self) -> Steps[None]:
+        while True:
+            self._again.clear()
+            with self._lock:
+                self._kept = {held: None for held in self._kept if not held.is_over}
+                if not self._kept:
+                    self._runs = False
+                    return
+                kept = list(self._kept)
+                self._at = min(map(self._due, kept))
+            now = self._runtime.monotonic()
+            if self._at <= now:
+                for held in kept:
+                    self._do(held, now)
+            yield Pause(max(0.0, self._at - now), (self._again,))
+
+
+class LeaseKeeper:
+    """Renews the leases of several holders in one loop, and looks in another whether one was not renewed in time: that
+    is said before its time is over, also while the store does not come back.
+
+    To be shared only where one call of the store renews them all: the first of them is then waited for, and no other.
+    """
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._renewing = _Rounds(runtime, "renew", lambda held: held.renew_at, HeldLease.renew_if_due)
+        self._watching = _Rounds(runtime, "watch", lambda held: held.lost_at, HeldLease.lose_if_late)
+
+    def keep(self, held: HeldLease) -> None:
+        self._renewing.add(held)
+        self._watching.add(held)
+
+    def let_go(self, held: HeldLease) -> None:
+        self._renewing.remove(held)
+        self._watching.remove(held)
 
 
 @dataclass(frozen=True)
@@ -186,6 +254,7 @@ class Candidate:
     limits: LeaseLimits = LIMITS
     share: Share = field(default_factory=Share)
     on_refused: Callable[[str], None] = lambda _: None  # a write under this lease was refused, being stale
+    keeper: LeaseKeeper | None = None  # that renews leases with those of others
 
     def acquire(
         self,
@@ -271,6 +340,7 @@ class Candidate:
             self.holder,
             self.on_refused,
             began,
+            self.keeper,
         )
 
 

@@ -10,7 +10,9 @@ from typing import Protocol
 
 from evermark.cluster.base import Holder, Lease, LeaseRow, LeaseStore
 from evermark.cluster.fence import stale
+from evermark.cluster.holding import LeaseKeeper
 from evermark.errors import BusyError, EvermarkError, StaleError, known
+from evermark.runtime import Runtime
 
 # A lease that was renewed with others within these shares of its time is not renewed again, and one whose renewal is
 # under way is not waited for.
@@ -131,6 +133,11 @@ class RenewedTogether:
         with self._lock:
             now = self._clock()
             self._renewals.update((lease, _Renewal(now, now)) for lease in leases)
+
+
+def keeper_for(leases: LeaseStore, runtime: Runtime) -> LeaseKeeper | None:
+    """What may keep all leases of a process; None where each is a call of its own, which may hang."""
+    return LeaseKeeper(runtime) if isinstance(leases, RenewedTogether) else None
 
 
 def _age_s(renewals: Sequence[_Renewal], now: float) -> float:

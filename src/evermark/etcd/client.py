@@ -29,7 +29,7 @@ class EtcdClient:
 
     def __init__(self, settings: EtcdConfig, section: str, timeout_s: float | None = None) -> None:
         self._settings = settings
-        self._section = section
+        self.section = section
         self._timeout_s = timeout_s or TIMEOUT_S
         self._clients = [self._client(endpoint) for endpoint in settings.endpoints]
         self._lock = threading.Lock()
@@ -50,9 +50,13 @@ class EtcdClient:
             client.session.trust_env = False  # REQUESTS_CA_BUNDLE would be used instead of what the file says
         return client
 
-    def transaction(self, doing: str, compare: Sequence[Any], success: Sequence[Any] = ()) -> Any:
-        """etcd's answer, whose `succeeded` says whether all comparisons held and `success` was therefore done."""
-        asked = {"compare": list(compare), "success": list(success), "failure": []}
+    def transaction(
+        self, doing: str, compare: Sequence[Any], success: Sequence[Any] = (), failure: Sequence[Any] = ()
+    ) -> Any:
+        """etcd's answer, whose `succeeded` says whether all comparisons held and `success` was therefore done; else
+        `failure` was.
+        """
+        asked = {"compare": list(compare), "success": list(success), "failure": list(failure)}
         return self.ask(doing, lambda client: client.transaction(asked))
 
     def post(self, doing: str, path: str, body: Any) -> Any:
@@ -108,7 +112,7 @@ class EtcdClient:
         said = self._said(error)
         text = f"{doing} in etcd at {place}: {said}"
         if any(known in said for known in _DENIED):
-            return DeniedError(text, hint=f"check {self._section}.user and its password, and the role's prefix")
+            return DeniedError(text, hint=f"check {self.section}.user and its password, and the role's prefix")
         return UnreachableError(text, hint="is etcd up, reachable, and has it a leader? `etcdctl endpoint status`")
 
 

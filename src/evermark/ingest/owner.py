@@ -171,7 +171,7 @@ class SourceOwner:
                 yield from self._whole_source_failed(known(error))
             finally:
                 self.news.released()
-                yield from held.closing()
+                held.close()
                 self._held_names = frozenset()
 
     def _acquired(self) -> Steps[HeldLease | None]:

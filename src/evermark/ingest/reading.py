@@ -176,7 +176,7 @@ class SourceReading:
         self._news = self.runtime.wake()
         # Of many that begin at once nobody knows which is busy: each is asked now, and then as one that was long idle.
         self._news_at = self.runtime.monotonic() - (0.0 if self.seats.are_enough() else _LONG_IDLE_S)
-        self._ends: Sequence[Wake] = ()
+        self._ends: tuple[Wake, ...] = ()
 
     def run(
         self, plan: ReadPlan, taker: Taker, on_taken: Callable[[Taken], None], ends: Sequence[Wake]
@@ -187,7 +187,7 @@ class SourceReading:
         self, plan: ReadPlan, taker: Taker, on_taken: Callable[[Taken], None], ends: Sequence[Wake]
     ) -> Steps[Mapping[int, EvermarkError]]:
         """A loop that pauses where the source has nothing; while events come it keeps its thread."""
-        self._plan, self._at, self._batches, self._ends = plan, dict(plan.starts), dict(plan.batches), ends
+        self._plan, self._at, self._batches, self._ends = plan, dict(plan.starts), dict(plan.batches), tuple(ends)
         try:
             self._choose(self.rows_before)
             while not any_set(ends):
@@ -200,6 +200,11 @@ class SourceReading:
                     return {WHOLE_SOURCE if error.partition is None else error.partition: error}
                 if any_set(ends):  # what was written is left behind, and read again by the next owner
                     return {}
+                if not rows:
+                    if failed := taker.save_due(self._at, self._feeds):
+                        return failed
+                    self._choose(0)
+                    continue
                 gathered, written_at = gather(rows, taker.epoch), self.runtime.monotonic()
                 self._ask_for_evidence(gathered)
                 failed = {**gathered.failed, **take_each(taker, gathered.taken, on_taken, self._feeds)}
@@ -310,7 +315,7 @@ class SourceReading:
                 self.seats.left()
         if ends == self._at:
             asked_every_s = _ASK_EVERY_S if waits else pace_s(idle_s)
-            yield Pause(max(0.0, asked_every_s - (self.runtime.monotonic() - began)), tuple(self._ends))
+            yield Pause(max(0.0, asked_every_s - (self.runtime.monotonic() - began)), self._ends)
             return []
         self._news_at = self.runtime.monotonic()
         return self._rows(self._plan, self._at, ends, self._batches)

@@ -32,7 +32,7 @@ from evermark.storage import Place, storage_of, trouble_is_said
 if TYPE_CHECKING:
     import deltalake
 
-# The owner of a source runs a round every second while its log grows, and ever less often while it does not.
+# The owner of a source runs a round every second while its log grows. In one that does not, only time brings work.
 EVERY_S_MIN = 1.0
 EVERY_S_MAX = 60.0
 ORPHAN_AGE_S = 24 * 3600.0
@@ -48,9 +48,13 @@ _GROUPS_MAX = 16  # per round: the next round comes soon
 LeastCursors = Callable[[], dict[int, int]]
 
 
-def next_round_s(last_s: float, *, has_grown: bool, did_something: bool) -> float:
-    """How long after a round the next one is due. `last_s`: how long after its predecessor that round was."""
-    return EVERY_S_MIN if has_grown or did_something else min(2 * last_s, EVERY_S_MAX)
+def next_round_s(last_s: float, *, has_grown: bool, did_something: bool | None) -> float:
+    """How long after a round the next one is due. `last_s`: how long after its predecessor that round was.
+    `did_something`: None where it failed, and is to be tried again.
+    """
+    if has_grown or did_something:
+        return EVERY_S_MIN
+    return min(2 * last_s, EVERY_S_MAX) if did_something is None else EVERY_S_MAX
 
 
 @dataclass

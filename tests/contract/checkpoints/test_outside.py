@@ -87,14 +87,16 @@ class TestEtcdCheckpoints(OutsideContract):
         return etcd_settings(etcd)
 
     def test_s1_keys_are_partition_n_under_the_prefix(
-        self, etcd: Etcd, settings: dict[str, Any], store: CheckpointStore
+        self, etcd: Etcd, settings: dict[str, Any], store: CheckpointStore, identity: str
     ) -> None:
-        """GIVEN checkpoints WHEN an operator lists etcd's keys THEN they are partition-N under the prefix, in JSON."""
+        """GIVEN checkpoints WHEN an operator lists etcd's keys THEN they are partition-N under the prefix, in JSON,
+        beside one that says for which State they are."""
         for partition in (0, 11):
             store.save("shop", partition, Checkpoint("0001", 1, 3))
         prefix = settings["etcd"]["prefix"]
         listed = json.loads(etcd.control("get", "--prefix", prefix, "-w", "json"))["kvs"]
         found = {base64.b64decode(each["key"]).decode(): json.loads(base64.b64decode(each["value"])) for each in listed}
+        assert found.pop(f"{prefix}state") == {"v": 1, "state": identity}
         assert found == {
             f"{prefix}shop/partition-{n}": {"v": 1, "position": "0001", "batch": 1, "epoch": 3} for n in (0, 11)
         }

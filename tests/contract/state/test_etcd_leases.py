@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -15,12 +16,13 @@ from evermark.cluster.base import Holder, Lease, LeaseStore
 from evermark.cluster.holding import Candidate, LeaseLimits
 from evermark.cluster.kinds import LeaseConfig, open_leases
 from evermark.cluster.postgres import PostgresLeases
-from evermark.errors import FormatError, StaleError, UnreachableError
+from evermark.errors import ConfigError, FormatError, StaleError, UnreachableError
 from evermark.etcd.settings import EtcdConfig
 from evermark.log.head import Head, PostgresHeads
 from evermark.observe.logging import get_logger
 from evermark.runtime import Threads
 from evermark.state.connection import Connection, State
+from evermark.state.identity import identity_of
 from evermark.testing.contracts import LeaseContract
 from evermark.testing.contracts.leases import TTL_S, holder
 from evermark.testing.etcds import Certificates, Etcd, etcd_server
@@ -32,6 +34,7 @@ from evermark.testing.until import until
 pytest.importorskip("etcd3gw", reason="no etcd3gw: leases in etcd are not tested. pip install '.[etcd]'")
 
 from evermark.cluster import etcd as etcd_leases
+from evermark.etcd.claim import Claim
 from evermark.etcd.client import EtcdClient
 
 _numbers = itertools.count()
@@ -245,6 +248,79 @@ def test_etcd_is_spoken_to_by_tls_and_shown_a_certificate(
         for known in ({}, {"ca": files["ca"]}):
             with pytest.raises(UnreachableError, match="https://127"):
                 opened(server.url, state, set(), "/tls/", **known).free(["deliver"], holder("b"))
+
+
+@pytest.fixture
+def other_state(pg_server: PostgresServer) -> Iterator[State]:
+    with fresh_state(pg_server.socket_dsn()) as state:
+        yield state
+
+
+def test_leases_of_another_state_are_refused_and_not_stood_by_for(
+    etcd: Etcd, state: State, other_state: State, prefix: str
+) -> None:
+    """GIVEN two deployments with the same prefix in one etcd, and a State each WHEN the second asks for leases THEN it
+    is told so, and what to do, instead of waiting for the first, which goes on; an etcd whose keys are from before
+    prefixes were claimed is the first's who asks."""
+    given = {"backend": "etcd", "etcd": {"endpoints": etcd.url, "prefix": prefix}}
+    settings = LeaseConfig.model_validate(given)
+    mine = open_leases(settings, state)
+    before = mine.acquire("deliver", holder("a"), TTL_S)
+    assert before is not None
+    etcd.control("del", f"{prefix}state")  # as a program left it that knew of no claims
+    lease = open_leases(settings, state).acquire("deliver", holder("a"), TTL_S)
+    assert lease == before
+    others = open_leases(settings, other_state)
+    for ask in (lambda: others.acquire("deliver", holder("b"), TTL_S), others.rows):
+        with pytest.raises(ConfigError, match=f"cluster.leases.etcd.prefix: .*{prefix}.* another State") as refused:
+            ask()
+        assert f"etcdctl del {prefix}state" in refused.value.hint
+    mine.renew([lease], TTL_S)
+    etcd.control("del", "--prefix", prefix)
+    assert others.acquire("deliver", holder("b"), TTL_S) is not None
+    with pytest.raises(ConfigError):
+        open_leases(settings, state).free(["deliver"], holder("a"))
+
+
+def test_checkpoints_of_another_state_are_neither_read_nor_written(
+    etcd: Etcd, state: State, other_state: State, prefix: str
+) -> None:
+    """GIVEN checkpoints of one State in etcd, from before prefixes were claimed WHEN a deployment with another State
+    has the same prefix THEN the first finds its own, and the other is refused whatever it asks."""
+    given = {"backend": "etcd", "etcd": {"endpoints": etcd.url, "prefix": prefix}}
+    settings = CheckpointConfig.model_validate(given)
+    first, others = (open_checkpoints(settings, each) for each in (state, other_state))
+    first.save("state", 0, Checkpoint("0001", 1, 1))
+    etcd.control("del", f"{prefix}state")
+    again = open_checkpoints(settings, state)
+    assert again.list("state") == {0: Checkpoint("0001", 1, 1)}
+    for ask in (
+        lambda: others.list("state"),
+        lambda: others.load("state", 0),
+        lambda: others.save("state", 0, Checkpoint("0009", 9, 9)),
+        lambda: others.delete("state", 0),
+    ):
+        with pytest.raises(ConfigError, match="another State"):
+            ask()
+    assert first.load("state", 0) == Checkpoint("0001", 1, 1)
+
+
+def test_of_many_who_claim_a_prefix_at_once_one_state_has_it(
+    etcd: Etcd, state: State, other_state: State, prefix: str
+) -> None:
+    """GIVEN a prefix that is nobody's WHEN processes of two States ask at once THEN those of one State have it."""
+    client = EtcdClient(EtcdConfig.model_validate({"endpoints": etcd.url}), "cluster.leases.etcd", 5.0)
+
+    def is_had_by(each: State) -> bool:
+        try:
+            Claim(client, prefix, lambda: identity_of(each)).require()
+        except ConfigError:
+            return False
+        return True
+
+    with ThreadPoolExecutor(8) as pool:
+        had = list(pool.map(is_had_by, [state, other_state] * 8))
+    assert {tuple(had[::2]), tuple(had[1::2])} == {(True,) * 8, (False,) * 8}
 
 
 def test_a_value_that_is_no_lease_is_said(leases: LeaseStore, etcd: Etcd, prefix: str) -> None:

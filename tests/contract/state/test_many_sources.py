@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,9 +25,12 @@ from evermark.secrets import Plain
 from evermark.sources.base import Limit
 from evermark.sources.blocks.source import BlockStreams
 from evermark.sources.blocks.target import BlocksTarget
+from evermark.sources.replica.source import ReplicaTables, open_plans
+from evermark.sources.replica.target import ReplicaTarget
 from evermark.state.connection import State
 from evermark.testing.servers import PostgresServer
 from evermark.testing.states import fresh_state, owners
+from evermark.testing.until import until
 
 
 def test_a_source_that_begins_needs_one_connection(pg_server: PostgresServer, tmp_path: Path) -> None:
@@ -112,6 +116,26 @@ def test_block_sources_of_one_process_share_connections_until_the_last_is_closed
         assert sources[0]._opened is None
         sources[0].plans.stale(0)  # opened anew
         sources[0].close()
+
+
+def test_replica_sources_share_the_connections_of_block_sources(pg_server: PostgresServer) -> None:
+    """GIVEN a hundred replica sources, and a block source, of one deployment WHEN each asks State THEN they share few
+    connections; one that is closed twice takes them from no other."""
+    with fresh_state(pg_server.socket_dsn()) as state:
+        dsn = Plain(make_conninfo(pg_server.socket_dsn(), application_name=f"shared_{state.schema}"))
+        node = ReplicaTarget("http://127.0.0.1:1", "shop", "reader", "peer", Plain("key"), ("orders",))
+        replicas = [ReplicaTables(node, partial(open_plans, dsn, state.schema, f"r{n}")) for n in range(100)]
+        blocks = BlockStreams(BlocksTarget("b0", ("http://127.0.0.1:1",), dsn, state.schema))
+        blocks.plans.stale(0)
+        for source in replicas:
+            assert source.plans.load() is None
+        assert _connections(state) == 1
+        for source in (*replicas, *replicas):
+            source.close()
+        blocks.plans.stale(0)
+        assert _connections(state) == 1
+        blocks.close()
+        until(lambda: not _connections(state), "the last one closed them")
 
 
 def _connections(state: State) -> int:

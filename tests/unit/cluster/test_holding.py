@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 
 from evermark.cluster.base import Holder, Lease
 from evermark.cluster.fence import source_lease
-from evermark.cluster.holding import Candidate, HeldLease, LeaseLimits, Share, as_holder
+from evermark.cluster.holding import Candidate, HeldLease, LeaseKeeper, LeaseLimits, Share, as_holder
 from evermark.cluster.memory import MemoryLeases
 from evermark.errors import StaleError, UnreachableError
 from evermark.runtime import Threads
@@ -139,10 +140,10 @@ class HangingLeases(MemoryLeases):
         super().__init__(is_gone=lambda _: False)
         self.asked, self.goes_on = threading.Event(), threading.Event()
 
-    def renew(self, leases: Sequence[Lease], ttl_s: float) -> None:
+    def renew(self, leases: Sequence[Lease], ttl_s: float) -> float:
         self.asked.set()
         self.goes_on.wait(60)
-        super().renew(leases, ttl_s)
+        return super().renew(leases, ttl_s)
 
 
 def test_a_lease_is_called_lost_in_time_while_its_renewal_hangs() -> None:
@@ -157,9 +158,79 @@ def test_a_lease_is_called_lost_in_time_while_its_renewal_hangs() -> None:
         assert leases.asked.is_set() and not leases.goes_on.is_set()
     finally:
         leases.goes_on.set()
-    held._task.join(30)
-    assert held.lost.is_set() and held._task.join(0.0), "it renews no more"
+    until(lambda: not held._keeper._renewing._runs, "it renews no more", timeout_s=30)
+    assert held.lost.is_set()
     held.close()
+
+
+class KeptTogether:
+    """Holders of one keeper, each of one lease."""
+
+    def __init__(self, leases: MemoryLeases, count: int, ttl_s: float) -> None:
+        self.scene = Scene()
+        self.scene.leases = leases
+        self.limits = LeaseLimits(ttl_s=ttl_s, standby_poll_s=0.01)
+        self.keeper = LeaseKeeper(self.scene.runtime)
+        self.held = [self.hold(f"source:{n}") for n in range(count)]
+
+    def hold(self, name: str) -> HeldLease:
+        candidate = replace(self.scene.candidate(1, name, limits=self.limits), keeper=self.keeper)
+        found = candidate.acquire(name, self.scene.runtime.wake(), lambda: None)
+        assert found is not None
+        return found
+
+
+class RoundsOfLeases(MemoryLeases):
+    """Counts rounds: a lease that is renewed again begins the next one."""
+
+    def __init__(self) -> None:
+        super().__init__(is_gone=lambda _: False)
+        self.rounds: list[set[str]] = [set()]
+
+    def renew(self, leases: Sequence[Lease], ttl_s: float) -> float:
+        if leases[0].name in self.rounds[-1]:
+            self.rounds.append(set())
+        self.rounds[-1] |= {lease.name for lease in leases}
+        return super().renew(leases, ttl_s)
+
+
+def test_leases_of_one_keeper_are_renewed_in_one_round_and_lost_alone() -> None:
+    """GIVEN many leases, acquired one after another, of one keeper WHEN time passes THEN each round renews all of them;
+    one that another took is lost to its holder alone, and one that was let go of is renewed no more."""
+    leases = RoundsOfLeases()
+    kept = KeptTogether(leases, 20, ttl_s=4.0)
+    until(lambda: len(leases.rounds) > 2, "two rounds", timeout_s=60)
+    names = {held.lease.name for held in kept.held}
+    assert leases.rounds[:2] == [names, names]
+    taken, closed, *others = kept.held
+    leases._is_gone = lambda _: True
+    assert leases.acquire(taken.lease.name, Holder("other", "host", "boot", 2, "1"), 60.0) is not None
+    closed.close()
+    until(taken.lost.is_set, "it is told", timeout_s=60)
+    began = len(leases.rounds)
+    until(lambda: len(leases.rounds) > began + 1, "the others are renewed", timeout_s=60)
+    assert leases.rounds[began] == names - {taken.lease.name, closed.lease.name}
+    assert kept.scene.refused == [taken.lease.name]
+    assert not any(held.lost.is_set() for held in others)
+    for held in others:
+        held.close()
+    until(lambda: not kept.keeper._renewing._runs and not kept.keeper._watching._runs, "nothing is kept", timeout_s=60)
+    again = kept.hold("source:again")
+    until(lambda: "source:again" in leases.rounds[-1], "it is kept as the others were", timeout_s=60)
+    again.close()
+
+
+def test_all_leases_of_a_keeper_are_called_lost_in_time_while_a_renewal_hangs() -> None:
+    """GIVEN leases of one keeper, and a store that does not come back WHEN time passes THEN each owner is told."""
+    leases = HangingLeases()
+    kept = KeptTogether(leases, 5, ttl_s=2.0)
+    try:
+        until(lambda: all(held.lost.is_set() for held in kept.held), "all are told", timeout_s=60)
+        assert not leases.goes_on.is_set()
+    finally:
+        leases.goes_on.set()
+    for held in kept.held:
+        held.close()
 
 
 def test_a_lease_that_took_long_to_get_is_renewed_at_once() -> None:

@@ -5,13 +5,18 @@ from __future__ import annotations
 from evermark.log.maintenance import EVERY_S_MAX, EVERY_S_MIN, next_round_s
 
 
-def test_a_log_that_rests_is_maintained_ever_less_often() -> None:
-    """GIVEN rounds with nothing to do WHEN the next is asked for THEN each comes later, a minute apart at most."""
+def test_a_log_that_rests_is_maintained_once_a_minute() -> None:
+    """GIVEN a round with nothing to do WHEN the next is asked for THEN it comes in a minute."""
+    assert next_round_s(EVERY_S_MIN, has_grown=False, did_something=False) == EVERY_S_MAX == 60.0
+
+
+def test_a_round_that_fails_is_tried_again_ever_later() -> None:
+    """GIVEN rounds that fail WHEN the next is asked for THEN each comes later, a minute apart at most."""
     waits = [EVERY_S_MIN]
     for _ in range(10):
-        waits.append(next_round_s(waits[-1], has_grown=False, did_something=False))
+        waits.append(next_round_s(waits[-1], has_grown=False, did_something=None))
     assert waits[:4] == [1.0, 2.0, 4.0, 8.0]
-    assert waits[-1] == EVERY_S_MAX == 60.0
+    assert waits[-1] == EVERY_S_MAX
 
 
 def test_a_log_that_grows_or_has_work_left_is_maintained_at_once() -> None:

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,46 +29,14 @@ from evermark.sources.blocks.read.slices import SliceReader
 from evermark.sources.blocks.store.base import Plans
 from evermark.sources.blocks.store.state import StatePlans
 from evermark.sources.blocks.target import BlocksTarget
-from evermark.state.connection import State
+from evermark.state.shared import SHARED
 
 log = structlog.get_logger(__name__)
-_CONNECTIONS_MAX = 8
 _NAMED_MAX = 20  # stale streams that `/health` names
 
 
-class _SharedStates:
-    """Block sources of one process, and of one deployment, share connections to State: a thousand sources with two each
-    would be more than a server has.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._used: dict[tuple[Any, ...], tuple[State, int]] = {}
-
-    def of(self, target: BlocksTarget) -> tuple[State, Callable[[], None]]:
-        """A state, and what to call once when it is not needed any more."""
-        key = (os.getpid(), target.state_dsn, target.state_schema)  # a connection is of no use to a forked process
-        with self._lock:
-            state, users = self._used.get(key, (None, 0))
-            if state is None:
-                state = State(target.state_dsn.open, target.state_schema, connections_max=_CONNECTIONS_MAX)
-            self._used[key] = state, users + 1
-        return state, lambda: self._let_go(key)
-
-    def _let_go(self, key: tuple[Any, ...]) -> None:
-        with self._lock:
-            state, users = self._used.pop(key)
-            if users > 1:
-                self._used[key] = state, users - 1
-                return
-        state.close()
-
-
-_SHARED = _SharedStates()
-
-
 def open_plans(target: BlocksTarget) -> Plans:
-    state, let_go = _SHARED.of(target)
+    state, let_go = SHARED.of(target.state_dsn, target.state_schema)
     return StatePlans(state, target.source, let_go)
 
 

@@ -35,7 +35,7 @@ from evermark.sources.replica.repair import SnapshotRepair
 from evermark.sources.replica.rows import batch_of
 from evermark.sources.replica.state import Plans, StatePlans
 from evermark.sources.replica.target import ReplicaTarget
-from evermark.state.connection import State
+from evermark.state.shared import SHARED
 
 log = structlog.get_logger(__name__)
 _PARTITION = 0
@@ -44,11 +44,11 @@ _GLANCE_S = 3.0  # who only looks waits no longer for the peer
 _TELL_S = 5.0  # the peer is told how far the log is no oftener than that
 _BATCH_EVENTS = 100_000
 _SLICE_EVENTS = 20_000
-_CONNECTIONS_MAX = 2
 
 
 def open_plans(dsn: Hidden, schema: str, source: str) -> Plans:
-    return StatePlans(State(dsn.open, schema, connections_max=_CONNECTIONS_MAX), source)
+    state, let_go = SHARED.of(dsn, schema)
+    return StatePlans(state, source, let_go)
 
 
 def now_ms() -> int:
@@ -75,8 +75,10 @@ class ReplicaTables(Source):
             return self._plans
 
     def close(self) -> None:
-        if self._plans is not None:
-            self._plans.close()
+        with self._opening:
+            plans, self._plans = self._plans, None
+        if plans is not None:
+            plans.close()
 
     def peer(self, tables: Mapping[str, Table] | None = None, timeout_s: float = TIMEOUT_S) -> HttpPeer:
         target = self.target

@@ -30,8 +30,8 @@ class Plans(Protocol):
 class StatePlans:
     """`Plans` in State."""
 
-    def __init__(self, state: State, source: str) -> None:
-        self._state, self._source = state, source
+    def __init__(self, state: State, source: str, on_close: Callable[[], None]) -> None:
+        self._state, self._source, self._on_close = state, source, on_close
 
     def load(self) -> Plan | None:
         return self._load()[1]
@@ -62,4 +62,4 @@ class StatePlans:
             return done.rowcount == 1
 
     def close(self) -> None:
-        self._state.close()
+        self._on_close()

@@ -88,6 +88,7 @@ class Planner:
         self._tracked: OrderedDict[str, float] = OrderedDict()  # when each stream was last active
         self._listed: dict[int, _ListedTo] = {}
         self._any_stale = False
+        self._begun: set[int] = set()
 
     @property
     def tracked(self) -> int:
@@ -97,7 +98,7 @@ class Planner:
     def next_tick(self, partition: int, after: int, limit: Limit) -> int | None:
         """Where the batch that begins at `after` ends; None when there is nothing to take."""
         state = self._plans.state(partition)
-        ticks = self._plans.ticks(partition)
+        ticks = self._plans.ticks(partition) if state.has_ticks else []
         try:
             way = way_to(ticks, state.confirmed, after)
         except GapError as error:
@@ -125,7 +126,7 @@ class Planner:
     ) -> int | None:
         choice = self._target.choice.version()
         touched, passed = self._listed_to(partition, state, way, after, choice)
-        stale = self._plans.stale(partition)
+        stale = self._plans.stale(partition) if state.has_stale else {}
         self._any_stale = bool(stale)
         draft = Draft(touched, limit, self._target.pace, self._client)
         moves = self._plans.moves(partition, [tick.ends for tick in way])
@@ -173,7 +174,7 @@ class Planner:
     def _look_at_owed(self, look: _Look) -> None:
         """Streams that had more than a batch could hold, and stale streams whose blocks may be had now."""
         owed = {stream for stream, move in look.moves.items() if move.more}
-        if not look.anew:
+        if look.state.has_unfinished and not look.anew:
             owed |= {stream for stream in self._plans.unfinished(look.partition) if stream not in look.moves}
         for stream in sorted((owed - look.not_now) | look.tried):
             if look.draft.is_full():
@@ -187,8 +188,9 @@ class Planner:
         while not draft.is_full():
             listing = look.node.listing(draft.touched, 0)
             self.identity.require(listing.node)
-            if not look.state.last_tick and not look.state.touched:
+            if not look.state.last_tick and not look.state.touched and look.partition not in self._begun:
                 self._plans.begin(look.partition, listing.now_us if self._target.cold else 0)
+                self._begun.add(look.partition)  # on a node without streams it stays as it began
                 look.state = self._plans.state(look.partition)
             mine = [row for row in listing.rows if partition_of(row.stream, self._target.partitions) == look.partition]
             known = self._known(look, [row.stream for row in mine])

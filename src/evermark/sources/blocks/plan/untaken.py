@@ -9,7 +9,7 @@ from evermark.errors import GapError
 from evermark.sources.base import Untaken
 from evermark.sources.blocks.decide.ticks import Position, partition_of, way_to
 from evermark.sources.blocks.nodes.client import Listing, NodeClient
-from evermark.sources.blocks.store.base import Plans
+from evermark.sources.blocks.store.base import Plans, PlanState
 from evermark.sources.blocks.target import Pace
 
 _CONNECT_S_MAX = 2.0
@@ -26,7 +26,8 @@ def untaken(plans: Plans, client: NodeClient, partitions: int, after: Mapping[in
     """A stream has news from the moment its node says it was touched until the tick that took it was confirmed. Streams
     that are not chosen are among them until the reader has passed them over.
     """
-    passed = {partition: _passed(plans, partition, text) for partition, text in after.items()}
+    states = {partition: plans.state(partition) for partition in after}
+    passed = {partition: _passed(plans, partition, states[partition], text) for partition, text in after.items()}
     waiting: dict[int, float] = {}
     for listing in _listings(client, min(passed.values())) if passed else ():
         for row in listing.rows:
@@ -36,17 +37,17 @@ def untaken(plans: Plans, client: NodeClient, partitions: int, after: Mapping[in
         if set(waiting) == set(passed):
             break
     unlisted = set(passed) - set(waiting)
-    left_over = {partition: None for partition in unlisted if plans.unfinished(partition)}  # more than a batch held
+    may_be_left = [partition for partition in unlisted if states[partition].has_unfinished]
+    left_over = {partition: None for partition in may_be_left if plans.unfinished(partition)}  # more than a batch held
     found: dict[int, float | None] = {**waiting, **left_over}
     beyond = {partition: str(Position(Position.parse(after[partition]).tick + 1)) for partition in found}
     return {partition: Untaken(beyond[partition], oldest_s) for partition, oldest_s in found.items()}
 
 
-def _passed(plans: Plans, partition: int, after: str) -> int:
+def _passed(plans: Plans, partition: int, state: PlanState, after: str) -> int:
     """How far the listing was read for everything that the log has."""
-    state = plans.state(partition)
     try:
-        way = way_to(plans.ticks(partition), state.confirmed, Position.parse(after).tick)
+        way = way_to(plans.ticks(partition) if state.has_ticks else [], state.confirmed, Position.parse(after).tick)
     except GapError:
         way = []  # the owner begins anew there, and says so
     return way[-1].touched if way else state.touched

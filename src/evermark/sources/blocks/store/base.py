@@ -29,6 +29,10 @@ class PlanState:
     choice: str = ""  # by which version of the choice of streams
     cold_before: int = 0  # streams last touched before this wait for their next event
     forgot_us: int = 0  # until then states were removed whose events the log may still hold
+    # Whether there may be ticks, stale streams and unfinished ones: of an idle source nothing else need be asked.
+    has_ticks: bool = True
+    has_stale: bool = True
+    has_unfinished: bool = True
 
 
 @dataclass(frozen=True)

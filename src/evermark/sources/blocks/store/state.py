@@ -41,8 +41,11 @@ class StatePlans:
 
     def state(self, partition: int) -> PlanState:
         rows = self._all(
-            """select confirmed, last_tick, touched, wanted, cold_before, forgot_us from block_partitions
-            where source = %s and partition = %s""",
+            """select confirmed, last_tick, touched, wanted, cold_before, forgot_us,
+                exists (select from block_ticks t where (t.source, t.partition) = (p.source, p.partition)),
+                exists (select from block_stale t where (t.source, t.partition) = (p.source, p.partition)),
+                exists (select from block_streams t where (t.source, t.partition) = (p.source, p.partition) and t.more)
+            from block_partitions p where source = %s and partition = %s""",
             partition,
         )
         return PlanState(*rows[0]) if rows else PlanState()
