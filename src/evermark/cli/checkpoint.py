@@ -21,6 +21,7 @@ from evermark.cli.deployment import as_deliverer, held_sources, known_source, op
 from evermark.cli.options import DEFAULT_CONFIG, ConfigOption, JsonOption, YesOption
 from evermark.errors import ConfigError, ConflictError, NotFoundError
 from evermark.ingest.repair.base import Choice
+from evermark.log.head import Head
 from evermark.log.read import LogReader, sources_at
 
 app = noun("Checkpoints: how far each source was read.")
@@ -89,8 +90,9 @@ def restore(file: FileArgument, config: ConfigOption = DEFAULT_CONFIG) -> None:
                         f"the checkpoint of {where} is of batch {batch}, and the log ends at {log_batch}",
                         hint=f"put the log back first; or forget the checkpoint: evermark checkpoint reset {source}",
                     )
+            heads = deployment.heads.load_all()
             for (source, partition), checkpoint in kept.checkpoints.items():
-                again = replace(checkpoint, epoch=leases[source].epoch)
+                again = replace(_not_behind(checkpoint, heads.get((source, partition))), epoch=leases[source].epoch)
                 deployment.checkpoints.save(source, partition, again)
     say(f"restored {len(kept.checkpoints)} checkpoints of {kept.made_at}; next: evermark up")
 
@@ -134,6 +136,13 @@ def reset(
             for each in chosen:
                 _forget(deployment, source, each, leases[source].epoch)
                 _begin_elsewhere(deployment, source, each, leases[source].epoch, begin)
+
+
+def _not_behind(checkpoint: Checkpoint, head: Head | None) -> Checkpoint:
+    """What was passed since without an event, the source may have forgotten: reading does not go back behind it."""
+    if head is not None and head.batch == checkpoint.batch and head.passed:
+        return replace(checkpoint, position=head.passed)
+    return checkpoint
 
 
 def _forget(deployment: Deployment, source: str, partition: int, epoch: int) -> None:

@@ -8,6 +8,7 @@ from evermark.checkpoints.base import Checkpoint
 from evermark.errors import EvermarkError, FormatError
 from evermark.ingest.dedup import repeats_to
 from evermark.log.base import Tail
+from evermark.log.head import Head
 
 
 @dataclass(frozen=True)
@@ -21,28 +22,30 @@ class Resume:
     without_checkpoint: EvermarkError | None = None
 
 
-def resume(tail: Tail, head_batch: int, checkpoint: Checkpoint | None, logged_to: str | None, where: str) -> Resume:
+def resume(tail: Tail, head: Head | None, checkpoint: Checkpoint | None, logged_to: str | None, where: str) -> Resume:
     """Decide by batch numbers, never by comparing positions: two histories of a source have no common order.
 
     `logged_to` is the greatest position in the tail's batch. Where reading begins at or before it, events up to it
     are in the log already (see `dedup`); a crash may come before the next batch is checkpointed, so every resume looks.
     """
-    known = max(head_batch, checkpoint.batch if checkpoint else 0)
+    known = max(head.batch if head else 0, checkpoint.batch if checkpoint else 0)
     if tail.batch < known:
         raise FormatError(
             f"the log of {where} ends at batch {tail.batch}, but batch {known} was taken",
             hint="the log's folder was replaced or restored from a backup: put the newer one back, or run"
             " `evermark checkpoint reset` to take the missing part from the source again",
         )
-    position = _position(tail, checkpoint, logged_to)
+    position = _position(tail, head, checkpoint, logged_to)
     return Resume(position, tail.batch, repeats_to(position, logged_to))
 
 
-def _position(tail: Tail, checkpoint: Checkpoint | None, logged_to: str | None) -> str | None:
+def _position(tail: Tail, head: Head | None, checkpoint: Checkpoint | None, logged_to: str | None) -> str | None:
     if checkpoint is not None and checkpoint.batch == tail.batch:
         return checkpoint.position
     if tail.batch == 0:
         return None
+    if head is not None and head.batch == tail.batch and head.passed:
+        return head.passed
     if tail.end is not None:
         return tail.end
     # The last event's own position is where reading begins again; that event, and its transaction, are excluded by id.

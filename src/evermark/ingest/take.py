@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import pyarrow as pa
@@ -87,6 +87,8 @@ class Taker:
     def __post_init__(self) -> None:
         self._saver = CheckpointSaver(self._save_as, self.policy, self.breaker, self.clock, self.saving)
         self._unsure: set[int] = set()  # partitions that began without their checkpoint
+        self._heads: dict[int, Head] = {}  # as they were moved last
+        self._passed: dict[int, str] = {}  # up to where partitions were read since, with nothing to take
 
     def fence(self, partitions: Sequence[int]) -> dict[int, Fenced]:
         """Make the partitions ours in the log; what is looked at and synced for all is so once."""
@@ -106,11 +108,12 @@ class Taker:
         where = f"{self.name}/{partition}"
         self._saver.forget(partition)
         self._unsure.discard(partition)
+        self._passed.pop(partition, None)
         found_there = fenced or self.fence([partition])[partition]
         tail, head, checkpoint = found_there.tail, found_there.head, found_there.checkpoint
         away, version = found_there.away, found_there.version
         logged_to = self.logged.position_max(partition) if tail.batch else None
-        found = resume(tail, head.batch if head else 0, checkpoint, logged_to, where)
+        found = resume(tail, head, checkpoint, logged_to, where)
         position = found.position if found.position is not None else self.source.earliest(partition)
         seen_to = controls_seen_to(tail, head, checkpoint)
         if seen_to < tail.batch:
@@ -118,8 +121,10 @@ class Taker:
         if tail.batch and (head is None or head.batch < tail.batch):
             # Where the batch ends, which is not always where reading begins again; a head never goes back.
             end = tail.end or logged_to or position
-            recovered = Head(tail.batch, self.epoch, end, version)
-            self.heads.move(self.name, partition, recovered, recovered=True)
+            head = Head(tail.batch, self.epoch, end, version)
+            self.heads.move(self.name, partition, head, recovered=True)
+        if head is not None:
+            self._heads[partition] = head
         if away is not None:
             # What was passed without events after the log's end is not known, and is passed once more.
             self._unsure.add(partition)
@@ -142,6 +147,7 @@ class Taker:
         `repaired`: the batch closes a gap, and reading goes on at its end, perhaps in another history.
         """
         if not taken.files:
+            self._passed[taken.partition] = taken.end
             self._offer(Checkpoint(taken.end, taken.batch - 1, self.epoch), taken, repaired=repaired)
             return
         self.log.commit(taken)
@@ -153,6 +159,8 @@ class Taker:
         also = self.checkpoints.beside(*where, checkpoint) if taken.controls == 0 and not repaired else None
         began = self.clock()
         saved = self.heads.move(*where, head, also=also)
+        self._heads[taken.partition] = head
+        self._passed.pop(taken.partition, None)
         failpoint.hit("head.moved")
         if taken.controls != 0:
             self.on_controls(taken.partition, taken.batch - 1, taken.batch)
@@ -214,9 +222,24 @@ class Taker:
         began = self.clock()
         if partition in self._unsure:
             self._require_not_older(partition, checkpoint)
-        self.checkpoints.save(self.name, partition, checkpoint, repaired=repaired)
+        if not self._note_passed(partition, checkpoint, repaired=repaired):
+            self.checkpoints.save(self.name, partition, checkpoint, repaired=repaired)
         self._saver.saved(partition, checkpoint.position, self.clock() - began)
         failpoint.hit("checkpoint.saved")
+
+    def _note_passed(self, partition: int, checkpoint: Checkpoint, *, repaired: bool) -> bool:
+        """Note in the head what was passed without events, not later than the checkpoint by which the source is told to
+        forget it: if all checkpoints are lost, reading from the log's end on would look like a gap. Whether the
+        checkpoint was saved with it.
+        """
+        head = self._heads.get(partition)
+        if head is None or head.batch != checkpoint.batch or checkpoint.position != self._passed.get(partition):
+            return False
+        passed = replace(head, epoch=self.epoch, passed=checkpoint.position)
+        also = self.checkpoints.beside(self.name, partition, checkpoint) if not repaired else None
+        saved = self.heads.move(self.name, partition, passed, also=also)
+        self._heads[partition] = passed
+        return saved
 
     def _require_not_older(self, partition: int, checkpoint: Checkpoint) -> None:
         """A partition that began without its checkpoint, at the log's end, must not save over one that passed more: the

@@ -29,6 +29,7 @@ class Head:
     epoch: int
     position: str
     delta_version: int
+    passed: str = ""  # up to where the source was read since, with nothing to take; it may have forgotten all of that
 
 
 _HINT = "the log and its head disagree: restart the source, which reads the head from the log again"

@@ -315,6 +315,8 @@ def overall(
 ) -> str:
     """unhealthy: half of the partitions are unwell, or more; degraded: any is, a stream is stale, a copy fails, the
     store of checkpoints is away, or delivery lags."""
+    if not reports:
+        return "degraded"  # nothing is known of any source yet
     starting = sum(r.state is PartitionHealth.STARTING for r in reports.values())
     unwell = sum(r.state not in WELL for r in reports.values()) - starting
     if unwell:

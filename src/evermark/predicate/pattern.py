@@ -14,9 +14,11 @@ LIKE_PIECES_MAX = 16
 REGEX_CHARS_MAX = 200
 REGEX_REPEAT_MAX = 100
 REGEX_GROUPS_MAX = 20
-# A value longer than this is not searched: RLIKE is null for it.
-REGEX_VALUE_CHARS_MAX = 512
-REGEX_WAYS_MAX = REGEX_VALUE_CHARS_MAX**2 * 64
+# In so many ways at most a pattern may match a value. A pattern that stays below it for values of the first length is
+# taken; how long a value it searches is up to the pattern, and RLIKE is null for longer ones.
+REGEX_WAYS_MAX = 2**24
+REGEX_VALUE_CHARS_MIN = 512
+REGEX_VALUE_CHARS_MAX = 2**18
 
 _QUANTIFIERS = ("?", "*", "+", "{")
 _HINT = "allowed: text . [a-z] \\d \\w \\s ^ $ ( | ) and ? * + {m,n} after one character or class"
@@ -94,30 +96,41 @@ def _literally(text: str) -> str:
 
 def rlike_sql(value: Fragment, pattern: str) -> Fragment:
     """`value RLIKE pattern`, null for values too long to search."""
-    _Regex(pattern).check()
-    short = sql("if(length(", value, f") <= {REGEX_VALUE_CHARS_MAX}, ", value, ", cast(null as string))")
+    short = sql("if(length(", value, f") <= {longest_searched(pattern)}, ", value, ", cast(null as string))")
     return sql("(", short, " rlike ", string_sql(pattern), ")")
 
 
-class _Regex:
-    """Reads a pattern and counts in how many ways it could match: that is what backtracking may have to try."""
+def longest_searched(pattern: str) -> int:
+    """How many characters a value may have that is searched for the pattern. Raises where the pattern is refused."""
+    if not _Regex(pattern, REGEX_VALUE_CHARS_MIN).is_bounded():
+        raise refused(
+            "an RLIKE pattern can match in too many ways",
+            "begin it with ^, write {1,20} for * or +, or use LIKE",
+        )
+    chars = REGEX_VALUE_CHARS_MIN
+    while chars < REGEX_VALUE_CHARS_MAX and _Regex(pattern, 2 * chars).is_bounded():
+        chars *= 2
+    return chars
 
-    def __init__(self, pattern: str) -> None:
+
+class _Regex:
+    """Reads a pattern and counts in how many ways it could match a value of so many characters: that is what
+    backtracking may have to try.
+    """
+
+    def __init__(self, pattern: str, value_chars: int) -> None:
         if len(pattern) > REGEX_CHARS_MAX:
             raise refused("an RLIKE pattern is too long", f"use at most {REGEX_CHARS_MAX} characters")
         self._pattern = pattern
+        self._value_chars = value_chars
         self._at = 0
         self._groups = 0
 
-    def check(self) -> None:
+    def is_bounded(self) -> bool:
         ways, anchored = self._either()
         if self._at < len(self._pattern):
             raise self._bad("a ) without its (")
-        if ways * (1 if anchored else REGEX_VALUE_CHARS_MAX) > REGEX_WAYS_MAX:
-            raise refused(
-                "an RLIKE pattern can match in too many ways",
-                "begin it with ^, write {1,20} for * or +, or use LIKE",
-            )
+        return ways * (1 if anchored else self._value_chars) <= REGEX_WAYS_MAX
 
     def _peek(self, ahead: int = 0) -> str:
         return self._pattern[self._at + ahead : self._at + ahead + 1]
@@ -216,7 +229,7 @@ class _Regex:
         if group and char != "?":
             raise self._bad("a repeated group (nested quantifiers)")
         self._at += 1
-        choices = {"?": 2, "*": REGEX_VALUE_CHARS_MAX, "+": REGEX_VALUE_CHARS_MAX}.get(char) or self._counted()
+        choices = {"?": 2, "*": self._value_chars, "+": self._value_chars}.get(char) or self._counted()
         self._take("?")
         if self._peek() in _QUANTIFIERS:
             raise self._bad("a quantifier after a quantifier")
@@ -233,5 +246,5 @@ class _Regex:
             raise self._bad("a {m,n} with n < m")
         self._at = end + 1
         if comma and not high:
-            return REGEX_VALUE_CHARS_MAX
+            return self._value_chars
         return int(high) - int(low) + 1 if comma else 1

@@ -18,6 +18,7 @@ from evermark.errors import ConfigError
 from evermark.log.frames import SCHEMA as LOG_SCHEMA
 from evermark.predicate import Path, Predicate, match_sql, variant_sql, vet
 from evermark.predicate.index import Filter, index_of
+from evermark.predicate.pattern import longest_searched
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -221,7 +222,9 @@ TEXTS: dict[str, Oracle] = {
     "data.t ilike '%A%'": txt(lambda v: "a" in v.lower()),
     "data.t ilike 'A'": txt(lambda v: v.lower() == "a"),
     r"data.t rlike r'^\d+\.\d+$'": lambda row: (
-        None if (v := text(t(row))) is None or len(v) > 512 else re.search(r"^\d+\.\d+$", v) is not None
+        None
+        if (v := text(t(row))) is None or len(v) > longest_searched(r"^\d+\.\d+$")
+        else re.search(r"^\d+\.\d+$", v) is not None
     ),
     "data.t <> before.t": texts(lambda now, before: now != before),
     "data.t <=> before.t": lambda row: text(t(row)) == text(t(row, "before")),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -254,11 +255,33 @@ def test_an_owner_that_began_without_its_checkpoint_saves_nothing_over_one_that_
     assert (scene.saved, scene.confirmed) == (3, 3)
     scene.store.away = True
     scene.taker = scene.owner()
+    noted = scene.world.heads.load("shop")[0]
+    # As a program of before left it, which noted nothing.
+    scene.world.heads.move("shop", 0, replace(noted, epoch=scene.taker.epoch, passed=""))
     assert scene.taker.begin(0).position == position(2)
     scene.store.away = False
     scene.now += 10.0
     assert isinstance(scene.taker.save_due([0])[0], ConflictError)
     assert scene.saved == 3
+    scene.taker = scene.owner()
+    assert scene.taker.begin(0).position == position(3)
+
+
+@pytest.mark.parametrize("lost", [True, False])
+def test_s10_what_was_passed_without_events_outlives_the_checkpoint(lost: bool) -> None:
+    """GIVEN a source that was passed and confirmed beyond the log's end WHEN its checkpoint is lost, or its store away
+    THEN the next owner goes on where it was passed, not where the log ends: that would look like a gap."""
+    scene = Scene(SavePolicy())
+    scene.taker.begin(0)
+    scene.take(2)
+    scene.take(0)  # no events, up to 3
+    scene.now += 10.0
+    scene.taker.save_due([0])
+    assert (scene.saved, scene.confirmed) == (3, 3)
+    if lost:
+        scene.world.checkpoints.delete("shop", 0)
+    else:
+        scene.store.away = True
     scene.taker = scene.owner()
     assert scene.taker.begin(0).position == position(3)
 

@@ -160,7 +160,7 @@ def reports(*states: PartitionHealth) -> dict[str, PartitionReport]:
 @pytest.mark.parametrize(
     ("states", "whole", "ready"),
     [
-        ((), "healthy", False),
+        ((), "degraded", False),
         ((HEALTHY, STANDBY), "healthy", True),
         ((STARTING,), "degraded", False),
         ((STARTING, HEALTHY), "degraded", False),

@@ -15,6 +15,7 @@ from sqlglot.dialects import Spark
 from evermark.errors import ConfigError
 from evermark.predicate import Path, Predicate, match_sql, variant_sql, vet
 from evermark.predicate.fragment import json_path, string_sql
+from evermark.predicate.pattern import longest_searched
 
 # Every function our own SQL may call. None of them reads anything but its arguments, and none can raise.
 WRITTEN = {
@@ -230,7 +231,16 @@ def test_regular_expressions_that_could_run_away_are_refused(pattern: str) -> No
 def test_ordinary_regular_expressions_are_taken(pattern: str) -> None:
     """GIVEN a bounded pattern WHEN vetted THEN it runs on values of bounded length."""
     sql = sql_of("key rlike '" + pattern.replace("\\", "\\\\") + "'")
-    assert "length(key) <= 512" in sql
+    assert f"length(key) <= {longest_searched(pattern)}, " in sql
+
+
+@pytest.mark.parametrize(
+    ("pattern", "chars"),
+    [("gmail|yahoo", 2**18), ("^[a-z]+$", 2**18), ("x.*y", 2**12), ("^.*x.*y", 2**12), ("x.*y.{1,60}z", 512)],
+)  # fmt: skip
+def test_how_long_a_value_is_searched_is_up_to_the_pattern(pattern: str, chars: int) -> None:
+    """GIVEN patterns that can match in more and more ways WHEN vetted THEN the work stays the same, not the length."""
+    assert longest_searched(pattern) == chars
 
 
 def test_a_path_takes_the_type_of_what_it_meets() -> None:

@@ -40,6 +40,7 @@ STATUS_EVERY_S = 1.0
 CONFIRM_EVERY_S = 1.0
 # WAL that holds nothing of ours is passed this often, so that the slot moves on.
 IDLE_EVERY_S = 10.0
+FIRST_IDLE_S = 1.0  # sooner: a lane may be a short one, and WAL that is never passed is kept for ever
 _LAST_LSN = (1 << 64) - 1
 _PG_EPOCH_S = 946_684_800
 _WAL, _KEEPALIVE = b"wk"
@@ -72,7 +73,7 @@ class SlotFeed(Feed):
         self._open = False  # in the middle of a transaction
         self._end = start.lsn  # of the last whole transaction received, or idle WAL
         self._taken = start.lsn
-        self._idle_at = time.monotonic()
+        self._idle_at = time.monotonic() - IDLE_EVERY_S + FIRST_IDLE_S
         self._error: EvermarkError | None = None
         self._warnings: list[str] = []
         self._confirmed = start.lsn
