@@ -320,9 +320,7 @@ class SourceRunner(SavingNews):
         self.board.store_away(self.name, error.message, error.hint)
         if not self._store_is_away:
             self._store_is_away = True
-            self._log.warning(
-                "checkpoints cannot be saved; events are taken, and the source is not confirmed", error=error
-            )
+            self._log.warning("checkpoints cannot be saved; the source is not confirmed until they can", error=error)
 
     def back(self) -> None:
         self._say_store_is_there()

@@ -60,4 +60,7 @@ def read_as(model: type[M], values: Mapping[str, Any], where: str = "the body") 
     try:
         return model.model_validate(given)
     except ValidationError as error:
-        raise refused(where, from_validation(error, given, lambda _: list(model.model_fields))) from None
+        raise refused(
+            where,
+            from_validation(error, given, lambda _: [each.alias or name for name, each in model.model_fields.items()]),
+        ) from None

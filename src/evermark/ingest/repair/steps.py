@@ -16,7 +16,17 @@ from typing import Protocol
 from evermark import failpoint
 from evermark.error_policy import Action, action_for, backoff_s
 from evermark.errors import EngineError, EvermarkError, GapError, IdentityError, known
-from evermark.ingest.repair.base import TRIES_MAX, Choice, Recovery, RecoveryStore, Step, exhausted, given_up, may_open
+from evermark.ingest.repair.base import (
+    TRIES_MAX,
+    Choice,
+    Recovery,
+    RecoveryStore,
+    Step,
+    exhausted,
+    found_again,
+    given_up,
+    may_open,
+)
 from evermark.ingest.repair.watch import RecoveryWatch
 from evermark.ingest.take import Taken, Taker
 from evermark.log.base import AppendLog, LogFile
@@ -131,7 +141,7 @@ class Repairer:
             return error
         past = self._past(partition)
         if exhausted(past, self.runtime.now()):
-            return given_up(past[0].error or error.message)
+            return given_up(past[0].error) if past[0].step is Step.FAILED else found_again(error.message)
         # Before it is recorded: carrying it out removes it again when it is done.
         with self._lock:
             self._open.add(partition)
