@@ -12,6 +12,7 @@ import pytest
 from evermark.errors import FormatError, UnreachableError
 from evermark.replicas import native
 from evermark.replicas.base import Cut
+from evermark.replicas.diff import differences
 from evermark.replicas.exchange import Manifest
 from evermark.replicas.native import NotNative
 from evermark.replicas.sqlite import SqliteStore
@@ -48,8 +49,8 @@ def _bootstrapped(a: ReplicaNode, b: ReplicaNode) -> list[str]:
     a.install()
     b.install()
     peer = Noting("b", a.replica)
-    b.replica.sync(peer)
-    assert b.replica.diff(peer, "orders") == ([], True)
+    b.replica.meetings.sync(peer)
+    assert differences(b.replica.node, peer, "orders") == ([], True)
     return peer.kinds
 
 
@@ -69,7 +70,7 @@ def test_r11_nodes_whose_tables_are_alike_bootstrap_by_files(make: Make) -> None
     assert b.store.counts("orders").rows == 45
     assert b.store.counts("orders").tombstones == 5
     b.sql("update orders set what = 'changed' where id = 7")
-    b.replica.sync(Direct("b", a.replica))
+    b.replica.meetings.sync(Direct("b", a.replica))
     assert a.sql("select what from orders where id = 7") == [("changed",)]
 
 
@@ -91,11 +92,11 @@ def test_r11_values_that_are_not_in_canonical_form_travel_as_columns(make: Make,
     b.install()
     peer = Noting("b", a.replica)
     if is_value:
-        b.replica.sync(peer)
+        b.replica.meetings.sync(peer)
         assert peer.kinds == ["files", "columns"]
     else:
         with pytest.raises(FormatError, match="row '901'"):
-            b.replica.sync(peer)
+            b.replica.meetings.sync(peer)
         assert set(peer.kinds) == {"files"}
 
 
@@ -182,9 +183,9 @@ def test_r11_a_bootstrap_by_files_goes_on_with_what_is_missing(make: Make) -> No
     b.install()
     peer = Cut("b", a.replica)
     with pytest.raises(UnreachableError, match="cut"):
-        b.replica.sync(peer)
+        b.replica.meetings.sync(peer)
     assert b.store.is_empty("orders")
-    b.replica.sync(peer)
+    b.replica.meetings.sync(peer)
     assert peer.asked.count(0) == 1
     assert b.sql("select id from orders") == [(1,)]
 
@@ -197,7 +198,7 @@ def test_r11_a_table_that_has_rows_takes_no_files(make: Make, tmp_path: Path) ->
     a.install()
     b.install()
     peer = Noting("b", a.replica)
-    b.replica.sync(peer)
+    b.replica.meetings.sync(peer)
     assert peer.kinds == ["columns"]
     assert b.sql("select id from orders order by id") == [(1,), (2,)]
     folder = tmp_path / "dumped"
