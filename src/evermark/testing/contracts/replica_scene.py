@@ -71,7 +71,7 @@ class ReplicaNode:
         store.renew(self.replica.node.fresh_origin())
 
     def limit(self, limits: Limits, **named: Any) -> None:
-        self.snapshots = Snapshots(Path(self._folder.name), chunk_rows=3, piece_bytes=4096)
+        self.snapshots = Snapshots(Path(self._folder.name), chunk_rows=3, piece_bytes=32_768)
         node = LocalNode(self.name, self.store, lambda: self.now_ms(), limits, **named)  # noqa: PLW0108 - tests set it
         self.replica = Replica(node, self.snapshots)
 
