@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -17,21 +17,13 @@ from evermark.replicas.exchange import Manifest
 from evermark.replicas.native import NotNative
 from evermark.replicas.sqlite import SqliteStore
 from evermark.replicas.values import VALUE_CHARS_MAX
-from evermark.testing.contracts.replica_scene import Direct, ReplicaNode
-from tests.contract.replicas.replica_nodes import sqlite_node
-
-Make = Callable[[str], ReplicaNode]
+from evermark.testing.contracts.replica_scene import Direct, Make, ReplicaNode
+from tests.contract.replicas.replica_nodes import closed_at_the_end, sqlite_node
 
 
 @pytest.fixture
 def make(tmp_path: Path) -> Iterator[Make]:
-    with ExitStack() as stack:
-
-        def made(name: str) -> ReplicaNode:
-            node = sqlite_node(name, tmp_path / f"{name}.db")
-            stack.callback(node.close)
-            return node
-
+    with closed_at_the_end(lambda name: sqlite_node(name, tmp_path / f"{name}.db")) as made:
         yield made
 
 
