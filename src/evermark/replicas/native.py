@@ -25,13 +25,17 @@ from evermark.replicas.values import VALUE_CHARS_MAX, Kind, Table
 FILES = ("rows", "versions")
 _SCHEMAS = ("main", "versions")  # what the two files are called where they are checked
 _FORM = "select type, name, sql from {schema}.sqlite_master where tbl_name = ? and sql is not null order by 1, 2"
+# Whether a value is stored as its kind says, by the order of SQLite's classes: numbers, texts, bytes. That is twice as
+# fast as `typeof`; the plus keeps a column's affinity from making a number of a text. It leaves integers and reals to
+# be told apart in columns that are not of reals, where a sum shows a real.
 _STORED = {
-    Kind.INTEGER: "integer",
-    Kind.REAL: "real",
-    Kind.BOOLEAN: "integer",
-    Kind.TEXT: "text",
-    Kind.BYTES: "blob",
+    Kind.INTEGER: "+{0} < ''",
+    Kind.REAL: "+{0} < ''",
+    Kind.BOOLEAN: "+{0} in (0, 1)",
+    Kind.TEXT: "+{0} >= '' and +{0} < x''",
+    Kind.BYTES: "+{0} >= x''",
 }
+_INTEGERS = (Kind.INTEGER, Kind.BOOLEAN)
 _PAGE_BYTES = 65536  # the largest there are: a fifth less work than with pages of the usual size
 _NUMBERS = ("hlc", "origin_seq")
 _NUMBER_MAX = 2**62 - 1
@@ -184,12 +188,16 @@ def _check_pairs(connection: sqlite3.Connection, spec: Table, record_sql: str) -
     found_by = f'b."{spec.key[0]}" = v.record_id and ' if len(spec.key) == 1 else ""
     ways = [f"{versions_from} v", f"{rows_from} b"]
     first, second = ways if found_by else reversed(ways)
-    numbers = [f"v.{name} between 1 and {_NUMBER_MAX}" for name in _NUMBERS]
-    integers = f"typeof(v.is_deleted + {' + '.join(f'v.{name}' for name in _NUMBERS)}) = 'integer'"  # no real in it
+    numbers = [f"+v.{name} between 1 and {_NUMBER_MAX}" for name in _NUMBERS]
     values = [_value_sql(spec, column) for column in spec.columns]
-    good = " and ".join(["v.is_deleted = 0", *numbers, integers, *values])
+    good = " and ".join(["+v.is_deleted = 0", *numbers, *values])
+    integers = [f"v.{name}" for name in ("is_deleted", *_NUMBERS)]
+    integers += [f'b."{column}"' for column, kind in spec.columns.items() if kind in _INTEGERS]
+    sums = ", ".join(f"sum({each} * 0)" for each in integers)
     pairs = f"from {first} cross join {second} on {found_by}{record_sql} = v.record_id where {good}"
-    whole = _count(connection, pairs)
+    whole, *found = connection.execute(f"select count(*), {sums} {pairs}").fetchone()
+    if any(isinstance(each, float) for each in found):
+        raise _not_native(spec, "a real is among integers")
     if not rows == every - gone == whole:
         why = f"of {rows} rows and {every - gone} versions {whole} belong together and have no value of another kind"
         raise _not_native(spec, why)
@@ -210,10 +218,8 @@ def _check_tombstones(connection: sqlite3.Connection, spec: Table, versions_from
 
 
 def _value_sql(spec: Table, column: str) -> str:
-    kind, quoted = spec.columns[column], f'b."{column}"'
-    good = f"typeof({quoted}) = '{_STORED[kind]}'"
-    if kind is Kind.BOOLEAN:
-        good += f" and {quoted} in (0, 1)"
+    quoted = f'b."{column}"'
+    good = _STORED[spec.columns[column]].format(quoted)
     return good if column in spec.key else f"({good} or {quoted} is null)"
 
 

@@ -133,6 +133,21 @@ def _spoil(file: Path, script: str) -> None:
         there.executemany("update sqlite_master set sql = ? where name = ?", [(sql, name) for name, sql in forms])
 
 
+_UNTYPED = """
+create table other as select * from {name}; drop table {name};
+create table {name} ({columns}){rest}; insert into {name} select * from other; drop table other;
+update {name} set {{change}};
+"""
+_ROWS = _UNTYPED.format(
+    name="orders",
+    columns="id bigint primary key, what, amount, ok, raw",
+    rest="; create index by_what on orders (what)",
+)
+_VERSIONS = _UNTYPED.format(
+    name='"orders_Versions"',
+    columns="record_id text primary key, hlc not null, origin_node_id, origin_seq not null, is_deleted not null",
+    rest=" without rowid",
+)
 _TWICE = """
 create table other as select * from "orders_Versions"; drop table "orders_Versions";
 create table "orders_Versions" (record_id text, hlc integer not null, origin_node_id text not null,
@@ -153,8 +168,15 @@ drop table other;
         (0, "update orders set ok = 7"),
         (0, "delete from orders"),
         (0, "drop index by_what; create index by_what on orders (what) where id > 1"),
+        (0, _ROWS.format(change="amount = '1.5'")),
+        (0, _ROWS.format(change="ok = '1'")),
+        (0, _ROWS.format(change="ok = 1.0")),
+        (0, _ROWS.format(change="what = 7")),
+        (0, _ROWS.format(change="raw = 'text'")),
+        (1, _VERSIONS.format(change="hlc = '5'")),
+        (1, _VERSIONS.format(change="hlc = 5.0")),
+        (1, _VERSIONS.format(change="is_deleted = '0'")),
         (1, _TWICE),
-        (1, 'update "orders_Versions" set hlc = 1.5'),
         (1, 'update "orders_Versions" set origin_seq = 0'),
         (1, "update \"orders_Versions\" set origin_node_id = 'nobody'"),
         (1, 'update "orders_Versions" set is_deleted = 7'),
@@ -169,8 +191,15 @@ drop table other;
         "no boolean",
         "no rows",
         "an index without a row",
+        "a number as text",
+        "a boolean as text",
+        "a boolean as real",
+        "a text as number",
+        "bytes as text",
+        "a reading as text",
+        "a reading as real",
+        "a flag as text",
         "a version twice",
-        "a real among integers",
         "no number",
         "no origin",
         "neither deleted nor not",
@@ -195,6 +224,20 @@ def test_r8_files_that_are_not_what_they_should_be_change_nothing(
     assert b.store.is_empty("orders")
     b.put(5, "captured")
     assert b.store.counts("orders").events == 1
+
+
+def test_r8_values_of_every_kind_are_taken_from_a_file_that_another_program_wrote(make: Make, tmp_path: Path) -> None:
+    """GIVEN files as those that are refused, but with values as they should be THEN they are taken."""
+    a, b = make("a"), make("b")
+    for node in (a, b):
+        node.sql("create index by_what on orders (what)")
+    a.put(1, "one")
+    a.put(2, None)
+    cut, files = _dumped(a, b, tmp_path / "dumped")
+    _spoil(files[0], _ROWS.format(change="amount = 1.5, ok = 1, raw = x'00' where id = 1"))
+    _spoil(files[1], _VERSIONS.format(change="hlc = 5"))
+    assert b.store.take_dump("orders", cut, files, 0) == 2
+    assert b.sql("select * from orders order by id") == [(1, "one", 1.5, 1, b"\0"), (2, None, None, None, None)]
 
 
 def test_r8_a_file_that_is_no_database_changes_nothing(make: Make, tmp_path: Path) -> None:
