@@ -191,11 +191,8 @@ def _check_pairs(connection: sqlite3.Connection, spec: Table, record_sql: str) -
     numbers = [f"+v.{name} between 1 and {_NUMBER_MAX}" for name in _NUMBERS]
     values = [_value_sql(spec, column) for column in spec.columns]
     good = " and ".join(["+v.is_deleted = 0", *numbers, *values])
-    integers = [f"v.{name}" for name in ("is_deleted", *_NUMBERS)]
-    integers += [f'b."{column}"' for column, kind in spec.columns.items() if kind in _INTEGERS]
-    sums = ", ".join(f"sum({each} * 0)" for each in integers)
     pairs = f"from {first} cross join {second} on {found_by}{record_sql} = v.record_id where {good}"
-    whole, *found = connection.execute(f"select count(*), {sums} {pairs}").fetchone()
+    whole, *found = connection.execute(f"select count(*), {_sums_sql(spec)} {pairs}").fetchone()
     if any(isinstance(each, float) for each in found):
         raise _not_native(spec, "a real is among integers")
     if not rows == every - gone == whole:
@@ -221,6 +218,15 @@ def _value_sql(spec: Table, column: str) -> str:
     quoted = f'b."{column}"'
     good = _STORED[spec.columns[column]].format(quoted)
     return good if column in spec.key else f"({good} or {quoted} is null)"
+
+
+def _sums_sql(spec: Table) -> str:
+    """A real if one is among the integers. What may be null has a sum of its own: it would hide the others."""
+    integers = [column for column, kind in spec.columns.items() if kind in _INTEGERS]
+    never_null = [f"v.{name} * 0" for name in ("is_deleted", *_NUMBERS)]
+    never_null += [f'b."{column}" * 0' for column in integers if column in spec.key]
+    nullable = [f'b."{column}" * 0' for column in integers if column not in spec.key]
+    return ", ".join(f"sum({each})" for each in (" + ".join(never_null), *nullable))
 
 
 def _count(connection: sqlite3.Connection, what: str) -> int:
