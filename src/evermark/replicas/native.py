@@ -25,9 +25,9 @@ from evermark.replicas.values import VALUE_CHARS_MAX, Kind, Table
 FILES = ("rows", "versions")
 _SCHEMAS = ("main", "versions")  # what the two files are called where they are checked
 _FORM = "select type, name, sql from {schema}.sqlite_master where tbl_name = ? and sql is not null order by 1, 2"
-# Whether a value is stored as its kind says, by the order of SQLite's classes: numbers, texts, bytes. That is twice as
-# fast as `typeof`; the plus keeps a column's affinity from making a number of a text. It leaves integers and reals to
-# be told apart in columns that are not of reals, where a sum shows a real.
+# Whether a value is stored as its kind says, by the order of SQLite's classes: numbers, texts, bytes. That is quicker
+# than `typeof`; the plus keeps a column's affinity from making a number of a text. It leaves integers and reals to be
+# told apart in columns that are not of reals, where a sum shows a real.
 _STORED = {
     Kind.INTEGER: "+{0} < ''",
     Kind.REAL: "+{0} < ''",
@@ -36,7 +36,7 @@ _STORED = {
     Kind.BYTES: "+{0} >= x''",
 }
 _INTEGERS = (Kind.INTEGER, Kind.BOOLEAN)
-_PAGE_BYTES = 65536  # the largest there are: a fifth less work than with pages of the usual size
+_PAGE_BYTES = 65536  # the largest there are: a dump takes a fifth less than with pages of the usual size
 _NUMBERS = ("hlc", "origin_seq")
 _NUMBER_MAX = 2**62 - 1
 
