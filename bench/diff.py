@@ -17,6 +17,7 @@ from pathlib import Path
 from bench.report import Report, say
 from evermark.replicas.auth import new_key
 from evermark.replicas.client import HttpPeer
+from evermark.replicas.diff import differences
 from evermark.replicas.node import ReplicaNode, ReplicaService, now_ms
 from evermark.replicas.replica import Replica
 from evermark.replicas.settings import PeerSettings, ReplicaFolder, ReplicaSettings
@@ -104,14 +105,14 @@ def _history(report: Report, scale: float, folder: Path) -> None:
     for name, size in sizes.items():
         say(f"a history of {size} events")
         pairs[name] = _Pair(folder / name, history=size, copied=True)
-        pairs[name].replica.sync(pairs[name].peer)
+        pairs[name].replica.meetings.sync(pairs[name].peer)
     taken: dict[str, list[float]] = {name: [] for name in sizes}
     for turn in range(_RUNS):
         for name, pair in pairs.items():
             first = sizes[name] + turn * _MISSING + 1
             pair.write(first, first + _MISSING - 1)
             began = time.perf_counter()
-            done = pair.replica.sync(pair.peer)
+            done = pair.replica.meetings.sync(pair.peer)
             taken[name].append(time.perf_counter() - began)
             report.lost += _MISSING - done.taken
     for name, pair in pairs.items():
@@ -127,7 +128,7 @@ def _bootstrap(report: Report, scale: float, folder: Path) -> None:
     for turn in range(_RUNS):
         pair = _Pair(folder / f"bootstrap{turn}", first_rows=rows)
         began = time.perf_counter()
-        pair.replica.sync(pair.peer)
+        pair.replica.meetings.sync(pair.peer)
         ours.append(rows / (time.perf_counter() - began))
         report.lost += rows - pair.rows("b")
         target = folder / "plain.db"
@@ -151,7 +152,7 @@ def _divergence(report: Report, scale: float, folder: Path) -> None:
     rows = max(10_000, int(_ROWS * scale))
     say(f"{_DIFFERING} differing rows of {rows}")
     pair = _Pair(folder / "divergence", first_rows=rows)
-    pair.replica.sync(pair.peer)
+    pair.replica.meetings.sync(pair.peer)
     with closing(sqlite3.connect(pair.files["a"], isolation_level=None)) as a:
         a.execute("begin immediate")
         a.execute("update replication_meta set value = '1' where key = 'applying'")
@@ -162,7 +163,7 @@ def _divergence(report: Report, scale: float, folder: Path) -> None:
         size = a.execute("select sum(length(id) + length(customer) + length(amount) + length(note)) from orders")
         total = int(size.fetchone()[0])
     before, began = pair.peer.bytes_moved, time.perf_counter()
-    found, whole = pair.replica.diff(pair.peer, "orders")
+    found, whole = differences(pair.replica.node, pair.peer, "orders")
     report.figures["divergence_s"] = time.perf_counter() - began
     report.figures["divergence_bytes"] = pair.peer.bytes_moved - before
     report.ratios["divergence"] = report.figures["divergence_bytes"] / total

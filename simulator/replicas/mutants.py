@@ -12,10 +12,11 @@ from evermark.replicas.base import ReplicaStore
 from evermark.replicas.event import Event
 from evermark.replicas.exchange import Peer
 from evermark.replicas.identity import Tokens
+from evermark.replicas.meetings import Meetings, Synced
 from evermark.replicas.members import Floors, Member
 from evermark.replicas.ranges import NOTHING, Held, Ranges
-from evermark.replicas.replica import Replica, Synced
 from evermark.replicas.sql_store import SqlStore
+from evermark.replicas.stored_events import StoredEvents
 from evermark.replicas.values import Table
 from simulator.mutants.mutant import Mutant
 
@@ -30,15 +31,15 @@ def _maximum(self: SqlStore, table: str, held: Held, events: Sequence[Event]) ->
     self._save_held(table, {o: Ranges.through(self.held(table).get(o, NOTHING).highest) for o in origins})
 
 
-def _by_time(self: Replica, peer: Peer, table: str, done: Synced) -> None:
+def _by_time(self: Meetings, peer: Peer, table: str, done: Synced) -> None:
     at, event_id = self._since.get((peer.name, table), (0, ""))
-    while events := peer.pull_since(table, at, event_id, self.limits.page):
-        done.add(self._ingest(table, events))
+    while events := peer.pull_since(table, at, event_id, self._node.limits.page):
+        done.add(self._events.ingest(table, events))
         at, event_id = events[-1].timestamp, events[-1].id
         self._since[peer.name, table] = (at, event_id)
 
 
-def _gives_nothing(self: Replica, peer: Peer, table: str, done: Synced) -> None: ...
+def _gives_nothing(self: Meetings, peer: Peer, table: str, done: Synced) -> None: ...
 
 
 def _numbered_before_the_commit(connection: sqlite3.Connection, is_kept: bool) -> None:
@@ -96,7 +97,7 @@ def _whatever_is_wanted(
     return wanted - mine.get(origin, NOTHING)
 
 
-def _told_unnoted(self: Replica, table: str, told: Held) -> None: ...
+def _told_unnoted(self: StoredEvents, table: str, told: Held) -> None: ...
 
 
 MUTANTS: tuple[Mutant, ...] = (
@@ -104,7 +105,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "paged-by-time",
         "events are asked for by the time they were made",
-        ((Replica, "_pull", _by_time), (Replica, "_push", _gives_nothing)),
+        ((Meetings, "_pull", _by_time), (Meetings, "_push", _gives_nothing)),
     ),
     Mutant(
         "numbered-before-the-commit",
@@ -135,7 +136,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "told-before-noted",
         "others hear of an event before a token was left with it",
-        ((Replica, "_note_told", _told_unnoted), (SqlStore, "is_noted", lambda self: True)),
+        ((StoredEvents, "note_told", _told_unnoted), (SqlStore, "is_noted", lambda self: True)),
         first=10,
     ),
     Mutant(

@@ -16,8 +16,9 @@ from evermark.replicas.digests import Digest, RowDigest, Span
 from evermark.replicas.event import Event
 from evermark.replicas.exchange import Chunk, Hello, Manifest, Page
 from evermark.replicas.identity import Tokens, claim
+from evermark.replicas.local_node import Limits, LocalNode
 from evermark.replicas.ranges import Held
-from evermark.replicas.replica import Limits, Replica
+from evermark.replicas.replica import Replica
 from evermark.replicas.snapshots import Snapshots, decoded, encoded, whole_digest
 from evermark.replicas.sqlite import SqliteStore
 from evermark.replicas.values import Table
@@ -128,7 +129,7 @@ class Node:
         def keep(tokens: Tokens) -> None:
             self.tokens = tokens
 
-        return claim(self.store, self.tokens, keep, self.replica.fresh_origin)
+        return claim(self.store, self.tokens, keep, self.replica.node.fresh_origin)
 
     def install(self) -> None:
         self.store.install(TABLE, None, self.now_ms())
@@ -150,16 +151,16 @@ class Node:
         return self.store.connection.execute(f"select id, text, n from {TABLE} order by id").fetchall()
 
     def _replica(self) -> Replica:
-        return Replica(
+        node = LocalNode(
             self.name,
             self.store,
-            self.snapshots,
             self.now_ms,
             LIMITS,
             chance=self._chance,
             renewed=self._renewed,
             note=lambda _: self._claimed(),
         )
+        return Replica(node, self.snapshots)
 
     def _claimed(self) -> None:
         self.claim()
@@ -200,14 +201,14 @@ class Link:
     def hello(self, hello: Hello) -> Hello:
         here = self._here.name
         said = Hello.from_json(hello.as_json())
-        return self._through(lambda: self._there.replica.answer_hello(here, said))  # type: ignore[no-any-return]
+        return self._through(lambda: self._there.replica.answers.hello(here, said))  # type: ignore[no-any-return]
 
     def pull(self, table: str, origin: str, held: Held, limit: int) -> Page:
         here = self._here.name
-        return self._through(lambda: self._there.replica.answer_pull(here, table, origin, held, limit))  # type: ignore[no-any-return]
+        return self._through(lambda: self._there.replica.answers.pull(here, table, origin, held, limit))  # type: ignore[no-any-return]
 
     def pull_since(self, table: str, timestamp: int, event_id: str, limit: int) -> Sequence[Event]:
-        return self._through(lambda: self._there.replica.answer_pull_since(table, timestamp, event_id, limit))  # type: ignore[no-any-return]
+        return self._through(lambda: self._there.replica.answers.pull_since(table, timestamp, event_id, limit))  # type: ignore[no-any-return]
 
     def push(self, table: str, origin: str, events: Sequence[Event]) -> Held:
         sent = list(events)
@@ -215,19 +216,19 @@ class Link:
             self._rng.shuffle(sent)
             del sent[: self._rng.randrange(len(sent) + 1)]
         here = self._here.name
-        return self._through(lambda: self._there.replica.answer_push(here, table, origin, sent))  # type: ignore[no-any-return]
+        return self._through(lambda: self._there.replica.answers.push(here, table, origin, sent))  # type: ignore[no-any-return]
 
     def snapshot(self, table: str, native: str | None = None) -> Manifest:
-        return self._through(lambda: self._there.replica.answer_snapshot(table, native=native))  # type: ignore[no-any-return]
+        return self._through(lambda: self._there.replica.answers.snapshot(table, native=native))  # type: ignore[no-any-return]
 
     def chunk(self, snapshot: str, number: int) -> bytes:
-        return self._through(lambda: self._there.replica.answer_chunk(snapshot, number))  # type: ignore[no-any-return]
+        return self._through(lambda: self._there.replica.answers.chunk(snapshot, number))  # type: ignore[no-any-return]
 
     def digests(self, table: str, spans: Sequence[Span]) -> list[Digest]:
-        return self._there.replica.answer_digests(table, spans)
+        return self._there.replica.answers.digests(table, spans)
 
     def rows(self, table: str, spans: Sequence[Span]) -> list[list[RowDigest]]:
-        return self._there.replica.answer_rows(table, spans)
+        return self._there.replica.answers.rows(table, spans)
 
     def cuts(self, table: str, spans: Sequence[Span], pieces: int) -> list[list[str]]:
-        return self._there.replica.answer_cuts(table, spans, pieces)
+        return self._there.replica.answers.cuts(table, spans, pieces)

@@ -13,6 +13,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 from evermark.errors import EvermarkError
+from evermark.replicas.diff import differences
 from evermark.replicas.event import Image, Version
 from evermark.replicas.members import merged_held
 from evermark.replicas.ranges import NOTHING, lacking
@@ -121,7 +122,7 @@ def _sync(world: World, here: str, there: str, *, push: bool = False, trouble: f
     one.crash_chance = other.crash_chance = trouble / 40
     link = Link(one, other, world.rng, trouble)
     try:
-        done = one.replica.push(link) if push else one.replica.sync(link)
+        done = one.replica.meetings.push(link) if push else one.replica.meetings.sync(link)
         world.met["snapshot"] += done.snapshots
         world.met["quarantined"] += done.quarantined
         world.did(f"{'push' if push else 'sync'} {here}→{there}: {done.taken} taken, {done.pushed} pushed")
@@ -142,7 +143,7 @@ def _restore(world: World) -> None:
 
 
 def _collect(world: World, node: Node) -> None:
-    done = node.replica.collect()[TABLE]
+    done = node.replica.upkeep.collect()[TABLE]
     world.met["events collected"] += done.events
     known = node.store.members()
     for name, other in world.nodes.items():
@@ -167,7 +168,7 @@ def _give_up(world: World) -> None:
         if not ranges.missing:
             continue
         try:
-            gone = node.replica.give_up(TABLE, origin, ranges.missing)
+            gone = node.replica.upkeep.give_up(TABLE, origin, ranges.missing)
         except EvermarkError:
             world.met["refused"] += 1
             continue
@@ -257,7 +258,7 @@ def _check(world: World) -> None:
         require(not missing, f"{node.name} still misses {missing}")
     first, *others = world.nodes.values()
     for other in others:
-        found, _ = first.replica.diff(Link(first, other, world.rng, 0.0), TABLE)
+        found, _ = differences(first.replica.node, Link(first, other, world.rng, 0.0), TABLE)
         require(not found, f"digests of {first.name} and {other.name} differ: {found}")
 
 

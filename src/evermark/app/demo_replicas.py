@@ -75,8 +75,8 @@ class _Peer:
         """The origin it writes under, the digest of its table, and the rows that are in it."""
         replica = ReplicaNode(self.folder).open()
         try:
-            rows = {record for each in replica.answer_rows("stock", [(None, None)]) for record, _ in each}
-            return replica.store.identity()[0], replica.answer_digests("stock", [(None, None)])[0], rows
+            rows = {record for each in replica.answers.rows("stock", [(None, None)]) for record, _ in each}
+            return replica.store.identity()[0], replica.answers.digests("stock", [(None, None)])[0], rows
         finally:
             replica.store.close()
 

@@ -28,6 +28,7 @@ from evermark.cli.options import JsonOption
 from evermark.errors import ConfigError, EvermarkError
 from evermark.observe.logging import set_up_logging
 from evermark.replicas.auth import new_key
+from evermark.replicas.diff import differences
 from evermark.replicas.node import ReplicaNode, ReplicaService, now_ms, open_store
 from evermark.replicas.ranges import Ranges, held_as_json
 from evermark.replicas.replica import Replica
@@ -80,7 +81,7 @@ def init(
         raise ConfigError(f"{data} is the replica {node.settings.name}", hint="choose another folder with --data")
     replica = node.claimed()
     if new_origin:
-        node.claim(replica, anew=True)
+        node.claim(replica.node, anew=True)
     for text in table or []:
         wanted, _, columns = text.partition(":")
         replica.store.install(wanted, columns.split(",") if columns else None, now_ms())
@@ -138,7 +139,7 @@ def remove(
     folder = ReplicaFolder(data)
     folder.remove_peer(peer)
     replica = ReplicaNode(folder).claimed()
-    was_met = replica.remove_member(peer)
+    was_met = replica.upkeep.remove_member(peer)
     replica.store.close()
     say(f"{peer} is {'evicted' if was_met else 'removed'}; take it out on the other nodes as well")
 
@@ -152,7 +153,7 @@ def list_(data: DataOption = _DATA, as_json: JsonOption = False) -> None:
     evicted, now = store.evicted(), now_ms()
     tables: list[dict[str, Any]] = []
     for name, table in store.tables().items():
-        held, floors = store.held(name), replica.floors(name)
+        held, floors = store.held(name), replica.upkeep.floors(name)
         missing = sum(end - start + 1 for ranges in held.values() for start, end in ranges.missing)
         columns = list(table.columns)
         _warn_of_columns(replica, name)
@@ -176,10 +177,10 @@ def list_(data: DataOption = _DATA, as_json: JsonOption = False) -> None:
     quarantined = [asdict(each) for each in store.quarantined()]
     origin = store.identity()[0]
     if as_json:
-        about = {"node": replica.name, "cluster": node.settings.cluster, "origin": origin}
+        about = {"node": replica.node.name, "cluster": node.settings.cluster, "origin": origin}
         show_json(about | {"tables": tables, "members": members, "quarantined": quarantined})
         return
-    say(f"{replica.name} of {node.settings.cluster}, origin {origin}")
+    say(f"{replica.node.name} of {node.settings.cluster}, origin {origin}")
     show(tables, ("table", "rows", "events", "tombstones", "missing", "holding"), empty="no table is replicated")
     show(members, ("name", "state", "url", "lacks", "silent_s"), empty="no peer: evermark replica add PEER")
     for each in quarantined:
@@ -227,7 +228,7 @@ def sync(
     found, failed = [], False
     for name in peers or node.dialled():
         try:
-            found.append(asdict(replica.sync(node.peer(name, replica))))
+            found.append(asdict(replica.meetings.sync(node.peer(name, replica))))
         except EvermarkError as error:
             failed = True
             show_error(error)
@@ -260,8 +261,8 @@ def diff(
     link = node.peer(peer, replica)
     rows: list[dict[str, Any]] = []
     for name in table or list(replica.store.tables()):
-        differences, whole = replica.diff(link, name, limit)
-        for each in differences:
+        found, whole = differences(replica.node, link, name, limit)
+        for each in found:
             where = "both, but not alike" if each.here and each.there else "here only" if each.here else "there only"
             rows.append({"table": name, "row": each.record_id, "where": where})
         rows += [
@@ -288,7 +289,7 @@ def snapshot(
     replica = ReplicaNode(folder).claimed()
     kept = Snapshots(folder.snapshots)
     for name in table or []:
-        kept.make(replica.store, replica.table(name).name, now_ms())
+        kept.make(replica.store, replica.node.table(name).name, now_ms())
     rows = [
         {
             "snapshot": each.id,
@@ -329,13 +330,13 @@ def gc(
     """Collect what every member has and is old enough."""
     replica = ReplicaNode(ReplicaFolder(data)).claimed()
     if evict:
-        replica.evict(evict)
+        replica.upkeep.evict(evict)
     for text in give_up or []:
         table, origin, numbers = _lost(text)
-        found = replica.give_up(table, origin, numbers)
+        found = replica.upkeep.give_up(table, origin, numbers)
         say(f"{table}: {sum(end - start + 1 for start, end in found)} events of {origin} are given up")
     rows = []
-    for name, done in replica.collect().items():
-        holding = list(replica.floors(name).holding)
+    for name, done in replica.upkeep.collect().items():
+        holding = list(replica.upkeep.floors(name).holding)
         rows.append({"table": name, "events": done.events, "tombstones": done.tombstones, "holding": holding})
     show(rows, ("table", "events", "tombstones", "holding"), as_json=as_json, empty="no table is replicated")

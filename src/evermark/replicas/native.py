@@ -1,9 +1,10 @@
 """A table and its versions as two SQLite files, for a peer on SQLite that made the table with the same statements.
 
-Such a peer copies whole pages of them, which is several times as fast as any way through Python. Nothing is converted,
-so this is only for tables whose values are in canonical form as they are stored; which the taker checks, together with
-all else: that the files have the tables they should have and nothing else, and a version for each row. Where anything
-is not so the files are `NotNative`, and the snapshot travels as columns, which tells what is wrong, if anything is.
+Such a peer copies all cells of them as they are, which is several times as fast as any way through Python. Nothing is
+converted, so this is only for tables whose values are in canonical form as they are stored; which the taker checks,
+together with all else: that the files have the tables they should have and nothing else, that their pages are in order,
+and that there is a version for each row. Where anything is not so the files are `NotNative`, and the snapshot travels
+as columns, which tells what is wrong, if anything is.
 """
 
 from __future__ import annotations
@@ -22,15 +23,21 @@ from evermark.replicas.event import ORIGIN
 from evermark.replicas.values import VALUE_CHARS_MAX, Kind, Table
 
 FILES = ("rows", "versions")
+_SCHEMAS = ("main", "versions")  # what the two files are called where they are checked
 _FORM = "select type, name, sql from {schema}.sqlite_master where tbl_name = ? and sql is not null order by 1, 2"
+# Whether a value is stored as its kind says, by the order of SQLite's classes: numbers, texts, bytes. That is quicker
+# than `typeof`; the plus keeps a column's affinity from making a number of a text. It leaves integers and reals to be
+# told apart in columns that are not of reals, where a sum shows a real.
 _STORED = {
-    Kind.INTEGER: "integer",
-    Kind.REAL: "real",
-    Kind.BOOLEAN: "integer",
-    Kind.TEXT: "text",
-    Kind.BYTES: "blob",
+    Kind.INTEGER: "+{0} < ''",
+    Kind.REAL: "+{0} < ''",
+    Kind.BOOLEAN: "+{0} in (0, 1)",
+    Kind.TEXT: "+{0} >= '' and +{0} < x''",
+    Kind.BYTES: "+{0} >= x''",
 }
-_LONG = {Kind.TEXT: VALUE_CHARS_MAX, Kind.BYTES: VALUE_CHARS_MAX // 2}
+_INTEGERS = (Kind.INTEGER, Kind.BOOLEAN)
+_PAGE_BYTES = 65536  # the largest there are: a dump takes a fifth less than with pages of the usual size
+_NUMBERS = ("hlc", "origin_seq")
 _NUMBER_MAX = 2**62 - 1
 
 
@@ -73,6 +80,7 @@ def dumping(path: Path, folder: Path, table: str, form: Sequence[Sequence[Any]])
     try:
         for file in files:
             opened.append(sqlite3.connect(file, isolation_level=None, check_same_thread=False))
+            opened[-1].execute(f"pragma page_size = {_PAGE_BYTES}")
             opened[-1].execute("pragma journal_mode = off")
             opened[-1].execute("pragma synchronous = off")
             opened[-1].execute("attach ? as source", [str(path)])
@@ -80,7 +88,7 @@ def dumping(path: Path, folder: Path, table: str, form: Sequence[Sequence[Any]])
             opened[-1].execute("select 1 from source.sqlite_master limit 1").fetchone()
 
         def dump(connection: sqlite3.Connection, name: str) -> None:
-            for kind, made, sql in form:
+            for kind, made, sql in sorted(form, key=lambda each: each[0] != "table"):
                 if made == name or (kind == "index" and _indexed(connection, made) == name):
                     connection.execute(sql)
             connection.execute(f'insert into main."{name}" select * from source."{name}"')
@@ -104,36 +112,55 @@ def _indexed(connection: sqlite3.Connection, index: str) -> str:
     return str(connection.execute(asked, [index]).fetchone()[0])
 
 
-def check(spec: Table, files: Sequence[Path], form: Sequence[Sequence[Any]], record_sql: str) -> int:
-    """How many versions there are. `record_sql` is the record id of a row `b`. Two threads, each with a half of it."""
+def load(connection: sqlite3.Connection, spec: Table, schemas: Sequence[str]) -> None:
+    """Copy the tables of two attached files, whose pages were checked, into their empty counterparts, within the
+    caller's transaction."""
+    row_bytes_max = VALUE_CHARS_MAX // (2 if Kind.BYTES in spec.columns.values() else 1)  # a byte is two characters
+    before = connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, row_bytes_max)
+    try:
+        for schema, name in zip(schemas, names_of(spec.name), strict=True):
+            connection.execute(f'insert into main."{name}" select * from {schema}."{name}"')
+    except sqlite3.OperationalError:  # of the database, not of what the files have in them
+        raise
+    except sqlite3.DatabaseError as error:
+        raise _not_native(spec, str(error)) from None
+    finally:
+        connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, before)
 
-    def checked(part: Callable[[sqlite3.Connection, Table], Any]) -> Any:
-        try:
-            with closing(sqlite3.connect(f"{files[0].resolve().as_uri()}?mode=ro", uri=True)) as connection:
-                connection.execute("pragma trusted_schema = off")
-                connection.execute("pragma cell_size_check = on")
-                connection.execute("attach ? as versions", [str(files[1])])
-                _check_form(connection, spec, form)
-                return part(connection, spec)
-        except sqlite3.Error as error:
-            raise _not_native(spec, str(error)) from None
+
+def check_pages(spec: Table, files: Sequence[Path], form: Sequence[Sequence[Any]]) -> None:
+    """Comes before all else: the files have just the tables they should have, keys are in order and none comes twice,
+    indexes have what their table has, and no rule of it is broken. For SQLite trusts the pages of a file, and copies
+    cells as they are, whatever a peer has made of them."""
+
+    def check(schema: str, name: str) -> None:
+        with _opened(spec, files) as connection:
+            _check_form(connection, spec, form)
+            (found,) = connection.execute(f'pragma {schema}.integrity_check("{name}")').fetchone()
+            if found != "ok":
+                raise _not_native(spec, str(found)[:200])
 
     with ThreadPoolExecutor(2) as threads:
-        rows_found = threads.submit(checked, _check_rows)
-        every, live, both = threads.submit(
-            checked, lambda connection, spec: _check_versions(connection, spec, record_sql)
-        ).result()
-        rows = rows_found.result()
-    if not rows == live == both:
-        raise _not_native(spec, f"{both} of {rows} rows have a version, {live} versions are there")
-    return int(every)
+        list(threads.map(check, _SCHEMAS, names_of(spec.name)))
+
+
+@contextmanager
+def _opened(spec: Table, files: Sequence[Path]) -> Iterator[sqlite3.Connection]:
+    try:
+        with closing(sqlite3.connect(f"{files[0].resolve().as_uri()}?mode=ro", uri=True)) as connection:
+            connection.execute("pragma trusted_schema = off")
+            connection.execute("pragma cell_size_check = on")
+            connection.execute("attach ? as versions", [str(files[1])])
+            yield connection
+    except sqlite3.Error as error:
+        raise _not_native(spec, str(error)) from None
 
 
 def _check_form(connection: sqlite3.Connection, spec: Table, form: Sequence[Sequence[Any]]) -> None:
     """Nothing of a file is read that was not made by a statement of our own: so no SQL of a peer's is ever run."""
     found = [
         list(row)
-        for schema in ("main", "versions")
+        for schema in _SCHEMAS
         for row in connection.execute(f"select type, name, sql from {schema}.sqlite_master where sql is not null")
         if row[1] != "sqlite_sequence"
     ]
@@ -141,49 +168,69 @@ def _check_form(connection: sqlite3.Connection, spec: Table, form: Sequence[Sequ
         raise _not_native(spec, "its tables are others")
 
 
-def _check_rows(connection: sqlite3.Connection, spec: Table) -> int:
-    """By the few sets of types that there are: what is looked at in each row is kept to the least."""
-    where = f'main."{spec.name}"'
-    types = ", ".join(f'typeof("{column}")' for column in spec.columns)
-    for found in connection.execute(f"select distinct {types} from {where}"):
-        for (column, kind), stored in zip(spec.columns.items(), found, strict=True):
-            if stored != _STORED[kind] and (stored != "null" or column in spec.key):
-                raise _not_native(spec, f"{column} has a {stored}")
-    odd = [f'length("{column}") > {_LONG[kind]}' for column, kind in spec.columns.items() if kind in _LONG]
-    odd += [f'"{column}" not in (0, 1)' for column, kind in spec.columns.items() if kind is Kind.BOOLEAN]
-    if odd and connection.execute(f"select 1 from {where} where {' or '.join(odd)} limit 1").fetchone():
-        raise _not_native(spec, "a value is too long, or no boolean")
-    return int(connection.execute(f"select count(*) from {where}").fetchone()[0])
+def check_content(spec: Table, files: Sequence[Path], record_sql: str) -> int:
+    """How many versions there are; each row has one, and every value is of its column's kind. `record_sql` is the
+    record id of a row `b`."""
+    with _opened(spec, files) as connection:
+        return _check_pairs(connection, spec, record_sql)
 
 
-def _check_versions(connection: sqlite3.Connection, spec: Table, record_sql: str) -> tuple[int, int, int]:
-    """How many there are, how many of rows that are there, and how many of these have their row."""
-    where = f'versions."{spec.name}_Versions"'
-    every, gone, *found = connection.execute(
-        "select count(*), coalesce(sum(is_deleted), 0), min(hlc), max(hlc), min(origin_seq), max(origin_seq), "
-        f"max(typeof(hlc)), max(typeof(origin_seq)), min(is_deleted), max(is_deleted) from {where}"
-    ).fetchone()
-    # The order of SQLite is null, numbers, texts, bytes; and of the types of numbers, integer and real.
-    ends, types, deleted = found[:4], found[4:6], found[6:]
-    is_good = all(type(end) is int and 0 < end <= _NUMBER_MAX for end in ends) and types == ["integer"] * 2
-    if every and not (is_good and all(type(each) is int and each in (0, 1) for each in deleted)):
-        raise _not_native(spec, "a version has a field that is none")
-    for (origin,) in connection.execute(f"select distinct origin_node_id from {where}"):
+def _check_pairs(connection: sqlite3.Connection, spec: Table, record_sql: str) -> int:
+    """Rows, live versions, and pairs of the two that are as they should be: when there are as many of each, every row
+    and every version is in one pair, since none comes twice (`check_pages`). So one pass does for all."""
+    rows_from, versions_from = f'main."{spec.name}"', f'versions."{spec.name}_Versions"'
+    rows, every = (_count(connection, f"from {where}") for where in (rows_from, versions_from))
+    gone = 0 if every == rows else _check_tombstones(connection, spec, versions_from)
+    for (origin,) in connection.execute(f"select distinct origin_node_id from {versions_from}"):
         if not isinstance(origin, str) or not ORIGIN.fullmatch(origin):
             raise _not_native(spec, "an origin is none")
-    for (record,) in connection.execute(f"select record_id from {where} where is_deleted"):
-        if not isinstance(record, str):
-            raise _not_native(spec, "a deleted row has no record id")
-        spec.checked_record(record)
     # With one column in the key its text finds the row, which is much faster than to find the version by that text.
     found_by = f'b."{spec.key[0]}" = v.record_id and ' if len(spec.key) == 1 else ""
-    ways = [f"{where} v", f'main."{spec.name}" b']
+    ways = [f"{versions_from} v", f"{rows_from} b"]
     first, second = ways if found_by else reversed(ways)
-    both = connection.execute(
-        f"select count(*) from {first} cross join {second} on {found_by}{record_sql} = v.record_id "
-        "where not v.is_deleted"
-    ).fetchone()[0]
-    return int(every), int(every) - int(gone), int(both)
+    numbers = [f"+v.{name} between 1 and {_NUMBER_MAX}" for name in _NUMBERS]
+    values = [_value_sql(spec, column) for column in spec.columns]
+    good = " and ".join(["+v.is_deleted = 0", *numbers, *values])
+    pairs = f"from {first} cross join {second} on {found_by}{record_sql} = v.record_id where {good}"
+    whole, *found = connection.execute(f"select count(*), {_sums_sql(spec)} {pairs}").fetchone()
+    if any(isinstance(each, float) for each in found):
+        raise _not_native(spec, "a real is among integers")
+    if not rows == every - gone == whole:
+        why = f"of {rows} rows and {every - gone} versions {whole} belong together and have no value of another kind"
+        raise _not_native(spec, why)
+    return every
+
+
+def _check_tombstones(connection: sqlite3.Connection, spec: Table, versions_from: str) -> int:
+    count = 0
+    columns = ", ".join(("record_id", "is_deleted", *_NUMBERS))
+    for record, deleted, *numbers in connection.execute(f"select {columns} from {versions_from} where is_deleted <> 0"):
+        if not isinstance(record, str):
+            raise _not_native(spec, "a deleted row has no record id")
+        if deleted != 1 or not all(type(n) is int and 0 < n <= _NUMBER_MAX for n in (deleted, *numbers)):
+            raise _not_native(spec, "a version has a field that is none")
+        spec.checked_record(record)
+        count += 1
+    return count
+
+
+def _value_sql(spec: Table, column: str) -> str:
+    quoted = f'b."{column}"'
+    good = _STORED[spec.columns[column]].format(quoted)
+    return good if column in spec.key else f"({good} or {quoted} is null)"
+
+
+def _sums_sql(spec: Table) -> str:
+    """A real if one is among the integers. What may be null has a sum of its own: it would hide the others."""
+    integers = [column for column, kind in spec.columns.items() if kind in _INTEGERS]
+    never_null = [f"v.{name} * 0" for name in ("is_deleted", *_NUMBERS)]
+    never_null += [f'b."{column}" * 0' for column in integers if column in spec.key]
+    nullable = [f'b."{column}" * 0' for column in integers if column not in spec.key]
+    return ", ".join(f"sum({each})" for each in (" + ".join(never_null), *nullable))
+
+
+def _count(connection: sqlite3.Connection, what: str) -> int:
+    return int(connection.execute(f"select count(*) {what}").fetchone()[0])
 
 
 def _not_native(spec: Table, why: str) -> NotNative:

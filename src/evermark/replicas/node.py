@@ -18,7 +18,9 @@ from evermark.replicas.auth import Gate, Party
 from evermark.replicas.base import ReplicaStore
 from evermark.replicas.client import HttpPeer
 from evermark.replicas.identity import claim
-from evermark.replicas.replica import Replica, Synced
+from evermark.replicas.local_node import LocalNode
+from evermark.replicas.meetings import Synced
+from evermark.replicas.replica import Replica
 from evermark.replicas.server import ReplicaServer
 from evermark.replicas.settings import ReplicaFolder, ReplicaSettings, is_dsn
 from evermark.replicas.snapshots import Snapshots
@@ -52,35 +54,34 @@ class ReplicaNode:
 
     def open(self) -> Replica:
         """A node on a store of its own, for one thread."""
-        snapshots = Snapshots(self.folder.snapshots)
-        return Replica(
+        node = LocalNode(
             self.settings.name,
             open_store(self.settings),
-            snapshots,
             now_ms,
             self.settings.limits(),
             renewed=self._renewed,
             note=self.claim,
         )
+        return Replica(node, Snapshots(self.folder.snapshots))
 
     def claimed(self) -> Replica:
         """The first thing a process does: a restored or cloned database goes on under a new origin."""
         replica = self.open()
-        self.claim(replica)
+        self.claim(replica.node)
         for name in self.settings.peers:
-            replica.add_member(name)
+            replica.upkeep.add_member(name)
         return replica
 
-    def claim(self, replica: Replica, *, anew: bool = False) -> None:
+    def claim(self, node: LocalNode, *, anew: bool = False) -> None:
         with self.folder.claiming():
             kept = self.folder.tokens()
-            before = replica.store.identity()[0]
-            is_other = claim(replica.store, kept, self.folder.keep, replica.fresh_origin, anew=anew)
+            before = node.origin()
+            is_other = claim(node.store, kept, self.folder.keep, node.fresh_origin, anew=anew)
         if is_other and before:
             self._log.warning(
                 "this database is a backup or a copy: the node goes on under a new origin",
                 before=before,
-                origin=replica.store.identity()[0],
+                origin=node.origin(),
             )
 
     def _renewed(self, origin: str) -> None:
@@ -184,14 +185,14 @@ class ReplicaService:
                 while not self._stopping.is_set():
                     now = replica.store.head()
                     if time.monotonic() >= due:
-                        done = replica.sync(peer)
+                        done = replica.meetings.sync(peer)
                         self.metrics.add(done)
                         if lacking != (lacking := done.skipped | done.unsent) and lacking:
                             self._log.warning("tables were not synced whole", peer=name, tables=lacking)
                         due = time.monotonic() + self._every_s * random.uniform(0.8, 1.2)
                         now = replica.store.head()
                     elif now != head:
-                        self.metrics.add(replica.push(peer))
+                        self.metrics.add(replica.meetings.push(peer))
                     head, failures = now, 0
                     self._stopping.wait(_LOOK_S)
             except Exception as error:  # noqa: BLE001 - whatever it was, the next meeting may go well
@@ -220,9 +221,9 @@ class ReplicaService:
         while True:
             try:
                 replica = self.node.open()
-                self.node.claim(replica)
+                self.node.claim(replica.node)
                 self._renew_capture(replica)
-                for table, done in replica.collect().items():
+                for table, done in replica.upkeep.collect().items():
                     self.metrics.collected.labels(table, "events").inc(done.events)
                     self.metrics.collected.labels(table, "tombstones").inc(done.tombstones)
                     counts = replica.store.counts(table)

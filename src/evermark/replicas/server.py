@@ -150,62 +150,62 @@ def _asked(body: bytes) -> Mapping[str, Any]:
 
 
 def _hello(replica: Replica, peer: str, body: bytes) -> bytes:
-    return json.dumps(replica.answer_hello(peer, Hello.from_json(_asked(body))).as_json()).encode()
+    return json.dumps(replica.answers.hello(peer, Hello.from_json(_asked(body))).as_json()).encode()
 
 
 def _standing(replica: Replica, _peer: str, _body: bytes) -> bytes:
-    return json.dumps(replica.standing().as_json()).encode()
+    return json.dumps(replica.answers.standing().as_json()).encode()
 
 
 def _pull(replica: Replica, peer: str, body: bytes) -> bytes:
     asked = _asked(body)
     held = held_from(asked.get("from_by_origin"))
     only = held_from(asked["only"]) if "only" in asked else None
-    page = replica.answer_pull(peer, str(asked["table"]), str(asked["origin"]), held, _count(asked, "limit"), only)
+    page = replica.answers.pull(peer, str(asked["table"]), str(asked["origin"]), held, _count(asked, "limit"), only)
     return events_to_bytes(page.events, coverage_as_json(page.coverage))
 
 
 def _pull_since(replica: Replica, _peer: str, body: bytes) -> bytes:
     asked = _asked(body)
     since, after = _count(asked, "from_timestamp"), str(asked.get("after_id", ""))
-    return events_to_bytes(replica.answer_pull_since(str(asked["table"]), since, after, _count(asked, "limit")), {})
+    return events_to_bytes(replica.answers.pull_since(str(asked["table"]), since, after, _count(asked, "limit")), {})
 
 
 def _push(replica: Replica, peer: str, body: bytes) -> bytes:
     note = note_of(body)
-    table = replica.table(str(note.get("table")))
-    held = replica.answer_push(peer, table.name, str(note.get("origin")), events_from_bytes(body, table))
+    table = replica.node.table(str(note.get("table")))
+    held = replica.answers.push(peer, table.name, str(note.get("origin")), events_from_bytes(body, table))
     return json.dumps({"held": held_as_json(held)}).encode()
 
 
 def _snapshot(replica: Replica, _peer: str, body: bytes) -> bytes:
     asked = _asked(body)
     covering, native = held_from(asked.get("covering", {})), asked.get("native")
-    made = replica.answer_snapshot(str(asked.get("table")), covering, None if native is None else str(native))
+    made = replica.answers.snapshot(str(asked.get("table")), covering, None if native is None else str(native))
     return json.dumps(made.as_json()).encode()
 
 
 def _chunk(replica: Replica, _peer: str, body: bytes) -> bytes:
     asked = _asked(body)
-    return replica.answer_chunk(str(asked.get("snapshot")), _count(asked, "number"))
+    return replica.answers.chunk(str(asked.get("snapshot")), _count(asked, "number"))
 
 
 def _digests(replica: Replica, _peer: str, body: bytes) -> bytes:
     table, spans = _spans(_asked(body))
-    found = [[each.rows, each.value.hex()] for each in replica.answer_digests(table, spans)]
+    found = [[each.rows, each.value.hex()] for each in replica.answers.digests(table, spans)]
     return json.dumps({"digests": found}).encode()
 
 
 def _rows(replica: Replica, _peer: str, body: bytes) -> bytes:
     table, spans = _spans(_asked(body))
-    found = [[[record, value.hex()] for record, value in rows] for rows in replica.answer_rows(table, spans)]
+    found = [[[record, value.hex()] for record, value in rows] for rows in replica.answers.rows(table, spans)]
     return json.dumps({"rows": found}).encode()
 
 
 def _cuts(replica: Replica, _peer: str, body: bytes) -> bytes:
     asked = _asked(body)
     table, spans = _spans(asked)
-    return json.dumps({"cuts": replica.answer_cuts(table, spans, min(_count(asked, "pieces"), FANOUT))}).encode()
+    return json.dumps({"cuts": replica.answers.cuts(table, spans, min(_count(asked, "pieces"), FANOUT))}).encode()
 
 
 def _count(asked: Mapping[str, Any], name: str) -> int:

@@ -19,7 +19,7 @@ from evermark.errors import ConfigError, NotFoundError
 from evermark.replicas.auth import KEY_CHARS_MIN
 from evermark.replicas.event import NAME
 from evermark.replicas.identity import Tokens
-from evermark.replicas.replica import Limits
+from evermark.replicas.local_node import Limits
 from evermark.secrets import Secret, read_small_file
 
 CLUSTER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{2,63}", re.ASCII)

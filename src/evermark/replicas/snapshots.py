@@ -9,7 +9,6 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import io
-import itertools
 import json
 import os
 import shutil
@@ -18,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -102,11 +102,10 @@ class Snapshots:
         counts = []
         with ThreadPoolExecutor(_PACKERS) as threads:
             for path in files:
-                before = len(chunks)
-                for data in threads.map(_packed, _pieces(path, self._piece_bytes)):
-                    _write(draft / _file(len(chunks), is_native=True), data)
-                    chunks.append(Chunk(0, len(data), hashlib.sha256(data).hexdigest()))
-                counts.append(len(chunks) - before)
+                starts = range(0, path.stat().st_size, self._piece_bytes)
+                names = [draft / _file(len(chunks) + at, is_native=True) for at in range(len(starts))]
+                chunks += threads.map(partial(_pack, path, self._piece_bytes), starts, names)
+                counts.append(len(starts))
                 path.unlink()
         return cut, chunks, tuple(counts)
 
@@ -141,13 +140,13 @@ class Snapshots:
         ]
 
     def take(self, peer: str, manifest: Manifest, number: int, data: bytes) -> None:
-        """Set a chunk aside, durably; refused if it is not what the manifest says."""
+        """Set a chunk aside; refused if it is not what the manifest says. It is checked once more when it is read: one
+        that a power cut spoilt is asked for again, so nothing need be synced here."""
         _undamaged(manifest, number, data)
         folder = self._taken(peer, manifest)
         draft = folder / f".{_chunk_file(manifest, number)}"
-        _write(draft, data)
+        draft.write_bytes(data)
         draft.rename(folder / _chunk_file(manifest, number))
-        sync_folder(folder)
 
     def taken(self, peer: str, manifest: Manifest, table: Table) -> Iterator[pa.Table]:
         """The rows of a snapshot of which no chunk is missing."""
@@ -158,28 +157,20 @@ class Snapshots:
                 rows = decoded(table, manifest, number, data)
             except FormatError:
                 if not _is_undamaged(manifest, number, data):
-                    (folder / _chunk_file(manifest, number)).unlink(
-                        missing_ok=True
-                    )  # by this disk: it is asked for again
+                    _throw_away(folder, manifest, number)
                 raise
             yield rows
 
     def taken_files(self, peer: str, manifest: Manifest) -> Sequence[Path]:
         """The files of a snapshot of which no chunk is missing, put together."""
-        folder, numbers, files = self._taken(peer, manifest), iter(range(len(manifest.chunks))), list[Path]()
+        folder, first = self._taken(peer, manifest), 0
+        files, numbers = list[Path](), list[range]()
         for at, count in enumerate(manifest.files):
             files.append(folder / f"file{at}.db")
-            with open(files[-1], "wb") as file:
-                for number in itertools.islice(numbers, count):
-                    data = _set_aside(folder, manifest, number)
-                    try:
-                        _undamaged(manifest, number, data)
-                    except FormatError:
-                        (folder / _chunk_file(manifest, number)).unlink(
-                            missing_ok=True
-                        )  # by this disk: it is asked for again
-                        raise
-                    file.write(_unpacked(manifest, number, data))
+            numbers.append(range(first, first + count))
+            first += count
+        with ThreadPoolExecutor(len(files)) as threads:
+            list(threads.map(partial(_put_together, folder, manifest), files, numbers))
         return files
 
     def done_with(self, peer: str, manifest: Manifest) -> None:
@@ -212,6 +203,23 @@ def _set_aside(folder: Path, manifest: Manifest, number: int) -> bytes:
         ) from None
 
 
+def _put_together(folder: Path, manifest: Manifest, path: Path, numbers: Sequence[int]) -> None:
+    with open(path, "wb") as file:
+        for number in numbers:
+            data = _set_aside(folder, manifest, number)
+            try:
+                _undamaged(manifest, number, data)
+            except FormatError:
+                _throw_away(folder, manifest, number)
+                raise
+            file.write(_unpacked(manifest, number, data))
+
+
+def _throw_away(folder: Path, manifest: Manifest, number: int) -> None:
+    """A chunk that was spoilt by this disk: it is asked for again."""
+    (folder / _chunk_file(manifest, number)).unlink(missing_ok=True)
+
+
 def _write(path: Path, data: bytes) -> None:
     with open(path, "wb") as file:
         file.write(data)
@@ -219,15 +227,13 @@ def _write(path: Path, data: bytes) -> None:
         os.fsync(file.fileno())
 
 
-def _pieces(path: Path, size: int) -> Iterator[bytes]:
-    with open(path, "rb") as file:
-        while piece := file.read(size):
-            yield piece
-
-
-def _packed(piece: bytes) -> bytes:
-    made: bytes = pa.compress(piece, codec=_CODEC, asbytes=True)
-    return len(piece).to_bytes(8, "big") + made
+def _pack(file: Path, size: int, start: int, name: Path) -> Chunk:
+    with open(file, "rb") as opened:
+        opened.seek(start)
+        piece = opened.read(size)
+    data: bytes = len(piece).to_bytes(8, "big") + pa.compress(piece, codec=_CODEC, asbytes=True)
+    _write(name, data)
+    return Chunk(0, len(data), hashlib.sha256(data).hexdigest())
 
 
 def _unpacked(manifest: Manifest, number: int, data: bytes) -> bytes:

@@ -351,16 +351,19 @@ class SqliteStore(SqlStore):
 
     def take_dump(self, table: str, cut: Cut, files: Sequence[Path], now_ms: int) -> int:
         spec, form = self._table(table), native.form_of(self.connection, table)
+        native.check_pages(spec, files, form)
         with self._attached(files) as schemas, ThreadPoolExecutor(1) as threads:
-            checking = threads.submit(native.check, spec, files, form, self._record_sql(spec, "b"))
+            checking = threads.submit(native.check_content, spec, files, self._record_sql(spec, "b"))
 
             def load(_: Table, is_empty: bool) -> int:
                 if not is_empty:
                     raise native.NotNative(f"{table} has rows", hint="the snapshot is merged as columns")
                 for trigger in _TRIGGERS:  # they would let SQLite go row by row; they are back before anybody sees it
                     self._run(f'drop trigger if exists "{table}_replica_{trigger}"')
-                for schema, name in zip(schemas, native.names_of(table), strict=True):
-                    self._run(f'insert into main."{name}" select * from {schema}."{name}"')
+                try:
+                    native.load(self.connection, spec, schemas)
+                except sqlite3.Error as error:
+                    raise _failure(error) from error
                 self._capture(spec)
                 return checking.result()
 

@@ -92,7 +92,7 @@ class SourceScene:
         with self.nodes["south"].replica() as south:
             node = ReplicaNode(folder)
             with closing(node.peer("north", south)) as peer:
-                south.sync(peer)
+                south.meetings.sync(peer)
 
     def source(self) -> ReplicaTables:
         """Each as another process has it."""

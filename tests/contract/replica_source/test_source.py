@@ -95,12 +95,12 @@ def test_r9_nothing_is_collected_before_the_log_has_it(scene: SourceScene) -> No
     pipe.source.upkeep()
     with scene.nodes["north"].replica() as north:
         origin = north.store.identity()[0]
-        assert north.floors("orders").by_origin[origin] == 3
+        assert north.upkeep.floors("orders").by_origin[origin] == 3
     pipe.drain(FEW)
     pipe.source.upkeep()
     with scene.nodes["north"].replica() as north:
-        assert north.floors("orders").by_origin[origin] == 6
-        assert north.floors("orders").clock > 0, "tombstones do not wait for a reader that makes no events"
+        assert north.upkeep.floors("orders").by_origin[origin] == 6
+        assert north.upkeep.floors("orders").clock > 0, "tombstones do not wait for a reader that makes no events"
 
 
 def test_r10_rows_without_events_are_a_gap_and_a_snapshot_repairs_it(scene: SourceScene) -> None:

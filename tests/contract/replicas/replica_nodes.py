@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import secrets
 import sqlite3
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import psycopg
 
 from evermark.replicas.postgres import PostgresStore
 from evermark.replicas.sqlite import SqliteStore
-from evermark.testing.contracts.replica_scene import ReplicaNode
+from evermark.testing.contracts.replica_scene import Make, ReplicaNode
 
 COLUMNS = "(id bigint primary key, what text, amount double precision, ok boolean, raw {bytes})"
 
@@ -50,3 +52,16 @@ def postgres_node(name: str, dsn: str) -> ReplicaNode:
         return cursor.fetchall() if cursor.description else []
 
     return ReplicaNode(name, store, execute)
+
+
+@contextmanager
+def closed_at_the_end(make: Make) -> Iterator[Make]:
+    """`make`, whose nodes are closed when the test is over."""
+    with ExitStack() as stack:
+
+        def made(name: str) -> ReplicaNode:
+            node = make(name)
+            stack.callback(node.close)
+            return node
+
+        yield made

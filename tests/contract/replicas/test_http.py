@@ -20,8 +20,8 @@ from evermark.cli.main import app
 from evermark.errors import ConfigError, DeniedError, UnreachableError
 from evermark.replicas.auth import new_key
 from evermark.replicas.exchange import Peer
+from evermark.replicas.meetings import Meetings, Synced
 from evermark.replicas.node import ReplicaNode, ReplicaService, now_ms
-from evermark.replicas.replica import Replica, Synced
 from evermark.replicas.settings import PeerSettings, ReplicaFolder, ReplicaSettings
 from evermark.replicas.sqlite import SqliteStore
 from evermark.secrets import Secret
@@ -146,7 +146,7 @@ def test_r12_strangers_get_nothing(scene: Scene) -> None:
         node = ReplicaNode(lite)
         replica = node.open()
         with pytest.raises(DeniedError, match="refuses us"):
-            replica.sync(node.peer("pg", replica))
+            replica.meetings.sync(node.peer("pg", replica))
         replica.store.close()
     url = f"http://127.0.0.1:{service.server.port}/v1/replica/hello"
     with pytest.raises(urllib.error.HTTPError) as refused:
@@ -172,7 +172,7 @@ def test_errors_name_what_is_wrong(scene: Scene, tmp_path: Path) -> None:
     node = ReplicaNode(scene.folders["lite"])
     replica = node.open()
     with pytest.raises(UnreachableError, match="does not answer"):
-        replica.sync(node.peer("pg", replica))
+        replica.meetings.sync(node.peer("pg", replica))
     replica.store.close()
     with pytest.raises(ConfigError, match="twice the skew"):
         replace(node.settings, retention="1m", safety="1m")
@@ -245,14 +245,14 @@ def test_an_unexpected_error_ends_no_thread(scene: Scene, monkeypatch: pytest.Mo
     """GIVEN a meeting that fails as nobody foresaw WHEN serving THEN the next meeting is held all the same."""
     scene.serve("pg")
     fails = [KeyError("unforeseen")]
-    sync = Replica.sync
+    sync = Meetings.sync
 
-    def failing(self: Replica, peer: Peer) -> Synced:
+    def failing(self: Meetings, peer: Peer) -> Synced:
         if fails:
             raise fails.pop()
         return sync(self, peer)
 
-    monkeypatch.setattr(Replica, "sync", failing)
+    monkeypatch.setattr(Meetings, "sync", failing)
     scene.write("lite", ROW.format(key=1, text="a", raw="x'01'"))
     scene.serve("lite")
     until(lambda: len(scene.rows("pg")) == 1, "the row is there in spite of it", timeout_s=60)

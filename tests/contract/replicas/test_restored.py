@@ -52,17 +52,17 @@ def test_r2_a_backup_that_is_put_back_at_once_goes_on_under_a_new_origin(tmp_pat
     original had been, before the node starts THEN the node takes a new origin, and both have all rows."""
     a, b = _node(tmp_path, "a", "b"), _node(tmp_path, "b", "a")
     _write(tmp_path, "a", 1)
-    a.sync(Direct("a", b))
+    a.meetings.sync(Direct("a", b))
     _back_up(tmp_path)
     _write(tmp_path, "a", 2, 3)
-    a.sync(Direct("a", b))
+    a.meetings.sync(Direct("a", b))
     before = a.store.identity()[0]
     a.store.close()
     _put_back(tmp_path)
     _write(tmp_path, "a", 4, 5)
     again = ReplicaNode(ReplicaFolder(tmp_path / "a")).claimed()
     assert again.store.identity()[0] != before
-    again.sync(Direct("a", b))
+    again.meetings.sync(Direct("a", b))
     assert _keys(tmp_path, "a") == _keys(tmp_path, "b") == [1, 2, 3, 4, 5]
 
 
@@ -70,10 +70,10 @@ def test_r9_a_backup_from_before_an_acknowledgement_is_found_out(tmp_path: Path)
     """GIVEN a backup, then events taken from a peer and acknowledged WHEN the backup is put back THEN the node takes a
     new origin: nobody goes on collecting by what it said before."""
     a, b = _node(tmp_path, "a", "b"), _node(tmp_path, "b", "a")
-    a.sync(Direct("a", b))
+    a.meetings.sync(Direct("a", b))
     _back_up(tmp_path)
     _write(tmp_path, "b", 7)
-    a.sync(Direct("a", b))
+    a.meetings.sync(Direct("a", b))
     before = a.store.identity()[0]
     a.store.close()
     _put_back(tmp_path)

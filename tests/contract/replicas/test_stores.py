@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from evermark.testing.contracts.replica_scene import Make, ReplicaNode
+from evermark.testing.contracts.replica_scene import Make
 from evermark.testing.contracts.replicas import ReplicaStoreContract
 from evermark.testing.servers import PostgresServer, fresh_database
-from tests.contract.replicas.replica_nodes import postgres_node, sqlite_node
+from tests.contract.replicas.replica_nodes import closed_at_the_end, postgres_node, sqlite_node
 
 
 @pytest.fixture(scope="module")
@@ -25,24 +24,12 @@ class TestSqliteStore(ReplicaStoreContract):
     @pytest.fixture
     def make(self, tmp_path: Path) -> Iterator[Make]:
         numbers = itertools.count()
-        with ExitStack() as stack:
-
-            def made(name: str) -> ReplicaNode:
-                node = sqlite_node(name, tmp_path / f"{name}{next(numbers)}.db")
-                stack.callback(node.close)
-                return node
-
+        with closed_at_the_end(lambda name: sqlite_node(name, tmp_path / f"{name}{next(numbers)}.db")) as made:
             yield made
 
 
 class TestPostgresStore(ReplicaStoreContract):
     @pytest.fixture
     def make(self, database: str) -> Iterator[Make]:
-        with ExitStack() as stack:
-
-            def made(name: str) -> ReplicaNode:
-                node = postgres_node(name, database)
-                stack.callback(node.close)
-                return node
-
+        with closed_at_the_end(lambda name: postgres_node(name, database)) as made:
             yield made

@@ -15,9 +15,10 @@ from evermark.replicas.columns import images_of
 from evermark.replicas.digests import Digest, RowDigest, Span
 from evermark.replicas.event import Event, Image, Operation, Version
 from evermark.replicas.exchange import Hello, Manifest, Page
+from evermark.replicas.local_node import Limits, LocalNode
 from evermark.replicas.paging import Stretch
 from evermark.replicas.ranges import Held
-from evermark.replicas.replica import Limits, Replica
+from evermark.replicas.replica import Replica
 from evermark.replicas.snapshots import Snapshots
 from evermark.replicas.sql_store import SqlStore
 
@@ -29,34 +30,34 @@ class Direct:
     """A peer in this process: what is asked of it is what it answers."""
 
     def __init__(self, here: str, there: Replica) -> None:
-        self.name, self._here, self._there = there.name, here, there
+        self.name, self._here, self._there = there.node.name, here, there.answers
 
     def hello(self, hello: Hello) -> Hello:
-        return Hello.from_json(self._there.answer_hello(self._here, Hello.from_json(hello.as_json())).as_json())
+        return Hello.from_json(self._there.hello(self._here, Hello.from_json(hello.as_json())).as_json())
 
     def pull(self, table: str, origin: str, held: Held, limit: int) -> Page:
-        return self._there.answer_pull(self._here, table, origin, held, limit)
+        return self._there.pull(self._here, table, origin, held, limit)
 
     def pull_since(self, table: str, timestamp: int, event_id: str, limit: int) -> Sequence[Event]:
-        return self._there.answer_pull_since(table, timestamp, event_id, limit)
+        return self._there.pull_since(table, timestamp, event_id, limit)
 
     def push(self, table: str, origin: str, events: Sequence[Event]) -> Held:
-        return self._there.answer_push(self._here, table, origin, events)
+        return self._there.push(self._here, table, origin, events)
 
     def snapshot(self, table: str, native: str | None = None) -> Manifest:
-        return self._there.answer_snapshot(table, native=native)
+        return self._there.snapshot(table, native=native)
 
     def chunk(self, snapshot: str, number: int) -> bytes:
-        return self._there.answer_chunk(snapshot, number)
+        return self._there.chunk(snapshot, number)
 
     def digests(self, table: str, spans: Sequence[Span]) -> list[Digest]:
-        return self._there.answer_digests(table, spans)
+        return self._there.digests(table, spans)
 
     def rows(self, table: str, spans: Sequence[Span]) -> list[list[RowDigest]]:
-        return self._there.answer_rows(table, spans)
+        return self._there.rows(table, spans)
 
     def cuts(self, table: str, spans: Sequence[Span], pieces: int) -> list[list[str]]:
-        return self._there.answer_cuts(table, spans, pieces)
+        return self._there.cuts(table, spans, pieces)
 
 
 class ReplicaNode:
@@ -67,17 +68,18 @@ class ReplicaNode:
         self._folder = tempfile.TemporaryDirectory()
         self.now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000
         self.limit(FAR)
-        store.renew(self.replica.fresh_origin())
+        store.renew(self.replica.node.fresh_origin())
 
     def limit(self, limits: Limits, **named: Any) -> None:
-        self.snapshots = Snapshots(Path(self._folder.name), chunk_rows=3, piece_bytes=4096)
-        self.replica = Replica(self.name, self.store, self.snapshots, lambda: self.now_ms(), limits, **named)  # noqa: PLW0108 - tests set it
+        self.snapshots = Snapshots(Path(self._folder.name), chunk_rows=3, piece_bytes=32_768)
+        node = LocalNode(self.name, self.store, lambda: self.now_ms(), limits, **named)  # noqa: PLW0108 - tests set it
+        self.replica = Replica(node, self.snapshots)
 
     def install(self, table: str = "orders", columns: Sequence[str] | None = None) -> None:
         self.store.install(table, columns, self.now_ms())
 
     def meet(self, other: ReplicaNode) -> Any:
-        return self.replica.sync(Direct(self.name, other.replica))
+        return self.replica.meetings.sync(Direct(self.name, other.replica))
 
     def rows(self, table: str = "orders") -> list[tuple[Any, ...]]:
         spec = self.store.tables()[table]

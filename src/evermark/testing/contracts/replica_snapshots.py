@@ -15,9 +15,10 @@ from evermark.errors import (
 )
 from evermark.replicas.base import Cut
 from evermark.replicas.columns import live_rows
+from evermark.replicas.diff import differences
+from evermark.replicas.local_node import Limits
 from evermark.replicas.paging import SnapshotRequired
 from evermark.replicas.ranges import Ranges
-from evermark.replicas.replica import Limits
 from evermark.testing.contracts.replica_scene import (
     FAR,
     NO_RETENTION,
@@ -36,22 +37,22 @@ class ReplicaSnapshotsContract(ReplicaContract):
         for node in (a, b, c):
             node.install()
             node.limit(NO_RETENTION)
-        a.replica.add_member("c")
+        a.replica.upkeep.add_member("c")
         for key in range(10):
             a.put(key, "x")
         b.meet(a)
-        assert a.replica.collect()["orders"].events == 0, "c was never met"
-        assert a.replica.floors("orders").holding == ("c",)
+        assert a.replica.upkeep.collect()["orders"].events == 0, "c was never met"
+        assert a.replica.upkeep.floors("orders").holding == ("c",)
         c.meet(a)
         for key in range(10, 15):
             a.put(key, "later")
         b.meet(a)
         a.limit(FAR)
-        assert a.replica.collect()["orders"].events == 0, "young"
+        assert a.replica.upkeep.collect()["orders"].events == 0, "young"
         a.limit(NO_RETENTION)
-        assert a.replica.collect()["orders"].events == 10, "c lacks five"
+        assert a.replica.upkeep.collect()["orders"].events == 10, "c lacks five"
         c.meet(a)
-        assert a.replica.collect()["orders"].events == 5
+        assert a.replica.upkeep.collect()["orders"].events == 5
         assert a.store.floors("orders") == {a.store.identity()[0]: 15}
 
     def test_r9_a_tombstone_stays_until_nothing_older_can_arrive(self, make: Make) -> None:
@@ -71,13 +72,13 @@ class ReplicaSnapshotsContract(ReplicaContract):
             here.meet(there)
         delete = a.events()[-1]
         c.store.ingest("orders", [delete], c.now_ms(), 1000)  # c has the delete, and tells only that
-        b.replica.answer_hello("c", c.replica.hello())
+        b.replica.answers.hello("c", c.replica.greetings.hello())
         a.meet(b)
-        assert a.replica.collect()["orders"].tombstones == 0
+        assert a.replica.upkeep.collect()["orders"].tombstones == 0
         for here, there in ((c, b), (b, a), (c, b), (b, a)):
             here.meet(there)
         assert a.rows() == b.rows() == c.rows() == []
-        assert a.replica.collect()["orders"].tombstones == 1
+        assert a.replica.upkeep.collect()["orders"].tombstones == 1
 
     def test_r9_a_silent_member_is_evicted_and_comes_back_by_a_snapshot(self, make: Make) -> None:
         """GIVEN a member that was silent for longer than the limit, with a change nobody has WHEN the others evict it
@@ -97,10 +98,12 @@ class ReplicaSnapshotsContract(ReplicaContract):
         a.now_ms = b.now_ms = c.now_ms = lambda: later
         b.meet(a)
         old = c.store.identity()[0]
-        assert b.replica.evict() == {old} and a.replica.collect()["orders"].events == 0, "b has to know it"
+        assert b.replica.upkeep.evict() == {old} and a.replica.upkeep.collect()["orders"].events == 0, (
+            "b has to know it"
+        )
         a.meet(b)
         b.meet(a)
-        assert a.replica.collect()["orders"].events == 3
+        assert a.replica.upkeep.collect()["orders"].events == 3
         found = c.meet(a)
         assert found.snapshots == 1 and c.store.identity()[0] != old
         for here, there in ((b, a), (c, b), (a, c)):
@@ -119,9 +122,9 @@ class ReplicaSnapshotsContract(ReplicaContract):
             a.put(key, "x")
         a.sql("delete from orders where id = 7")
         b.meet(a)
-        assert a.replica.collect()["orders"].events == 9
+        assert a.replica.upkeep.collect()["orders"].events == 9
         with pytest.raises(SnapshotRequired, match="snapshot required"):
-            a.replica.answer_pull("late", "orders", late.store.identity()[0], {}, 50)
+            a.replica.answers.pull("late", "orders", late.store.identity()[0], {}, 50)
         assert late.meet(a).snapshots == 1
         assert late.rows() == a.rows() and len(late.rows()) == 7
 
@@ -134,15 +137,15 @@ class ReplicaSnapshotsContract(ReplicaContract):
         for key in range(10):
             a.put(key, "before")
         a.sql("delete from orders where id = 3")
-        a.replica.answer_hello("short", short.replica.hello())
-        manifest = a.replica.answer_snapshot("orders")
+        a.replica.answers.hello("short", short.replica.greetings.hello())
+        manifest = a.replica.answers.snapshot("orders")
         a.put(1, "after")
         a.sql("delete from orders where id = 4")
         a.put(3, "again")
         spec, kept = short.store.tables()["orders"], short.snapshots
         assert kept.missing("a", manifest) == list(range(len(manifest.chunks)))
         for number in range(len(manifest.chunks)):
-            kept.take("a", manifest, number, a.replica.answer_chunk(manifest.id, number))
+            kept.take("a", manifest, number, a.replica.answers.chunk(manifest.id, number))
             assert kept.missing("a", manifest) == list(range(number + 1, len(manifest.chunks)))
         assert short.rows() == [], "nothing is seen before all of it is there"
         cut = Cut(manifest.held, manifest.clock)
@@ -172,9 +175,9 @@ class ReplicaSnapshotsContract(ReplicaContract):
         b.install()
         peer = Asked("b", a.replica)
         with pytest.raises(UnreachableError, match="cut"):
-            b.replica.sync(peer)
+            b.replica.meetings.sync(peer)
         assert b.rows() == []
-        assert b.replica.sync(peer).snapshots == 1
+        assert b.replica.meetings.sync(peer).snapshots == 1
         assert b.rows() == a.rows() and len(b.rows()) == 10
         assert peer.chunks[:3] == [0, 1, -1]
         assert peer.chunks[3:] == list(range(2, 2 + len(peer.chunks[3:]))), "each once, and the first two no more"
@@ -183,18 +186,18 @@ class ReplicaSnapshotsContract(ReplicaContract):
         """GIVEN a snapshot that is being made WHEN another is asked for THEN it has to wait; later it gets it."""
         node.put(1, "x")
         with node.snapshots._making("orders"), pytest.raises(BusyError, match="being made"):
-            node.replica.answer_snapshot("orders")
-        assert node.replica.answer_snapshot("orders").chunks
+            node.replica.answers.snapshot("orders")
+        assert node.replica.answers.snapshot("orders").chunks
 
     def test_r11_a_snapshot_that_another_version_left_is_made_anew(self, node: ReplicaNode) -> None:
         """GIVEN a snapshot of another format in the folder WHEN one is asked for THEN it is made, and the other is
         gone."""
         node.put(1, "x")
-        old = node.replica.answer_snapshot("orders")
+        old = node.replica.answers.snapshot("orders")
         (manifest,) = node.snapshots.folder.glob("*/manifest.json")
         manifest.write_text(json.dumps(old.as_json() | {"format": 1}))
         assert node.snapshots.list() == []
-        new = node.replica.answer_snapshot("orders")
+        new = node.replica.answers.snapshot("orders")
         assert new.id != old.id and node.snapshots.list() == [new] and not manifest.exists()
 
     def test_r11_a_snapshot_stays_usable_after_numbers_were_given_up(self, node: ReplicaNode) -> None:
@@ -204,11 +207,11 @@ class ReplicaSnapshotsContract(ReplicaContract):
         reading = node.store.said().clocks["orders"]
         made = [event_by(other, seq, seq, "y", reading + seq) for seq in (1, 2, 5)]
         node.store.ingest("orders", made, node.now_ms(), 60_000)
-        assert node.replica.give_up("orders", other, Ranges.through(10)) == Ranges(((3, 4),))
+        assert node.replica.upkeep.give_up("orders", other, Ranges.through(10)) == Ranges(((3, 4),))
         node.store.collect("orders", {other: 5}, 0, node.now_ms() + 60_000, 100)
-        first = node.replica.answer_snapshot("orders")
+        first = node.replica.answers.snapshot("orders")
         assert node.store.floors("orders")[other] == 5
-        assert node.replica.answer_snapshot("orders") == first
+        assert node.replica.answers.snapshot("orders") == first
 
     def test_r11_a_chunk_that_is_damaged_after_it_was_taken_is_taken_again(self, make: Make) -> None:
         """GIVEN a chunk that was set aside, and damaged on the disk WHEN the nodes meet THEN it is taken again, and all
@@ -218,10 +221,10 @@ class ReplicaSnapshotsContract(ReplicaContract):
             a.put(key, f"row {key}")
         a.install()
         b.install()
-        a.replica.answer_hello("b", b.replica.hello())
-        manifest = a.replica.answer_snapshot("orders")
+        a.replica.answers.hello("b", b.replica.greetings.hello())
+        manifest = a.replica.answers.snapshot("orders")
         b.snapshots.missing("a", manifest)
-        b.snapshots.take("a", manifest, 1, a.replica.answer_chunk(manifest.id, 1))
+        b.snapshots.take("a", manifest, 1, a.replica.answers.chunk(manifest.id, 1))
         (taken,) = b.snapshots.folder.glob(".taken.*/*.parquet")
         taken.write_bytes(taken.read_bytes()[:-1] + b"?")
         assert b.meet(a).snapshots == 1
@@ -235,8 +238,8 @@ class ReplicaSnapshotsContract(ReplicaContract):
         a.install()
         a.store.join({})
         a.put(1, "x")
-        manifest = a.replica.answer_snapshot("orders")
-        data = bytearray(a.replica.answer_chunk(manifest.id, 0))
+        manifest = a.replica.answers.snapshot("orders")
+        data = bytearray(a.replica.answers.chunk(manifest.id, 0))
         data[len(data) // 2] ^= 1
         with pytest.raises(FormatError, match="damaged"):
             decoded(a.store.tables()["orders"], manifest, 0, bytes(data))
@@ -257,15 +260,15 @@ class ReplicaSnapshotsContract(ReplicaContract):
         for node in (a, b):
             node.install()
         b.meet(a)
-        hello = b.replica.hello()
+        hello = b.replica.greetings.hello()
         with pytest.raises(DeniedError, match="another node's name"):
-            a.replica.answer_hello("c", hello)
+            a.replica.answers.hello("c", hello)
         with pytest.raises(DeniedError, match="another node's name"):
-            a.replica.answer_hello("b", replace(hello, members={"c": hello.said}))
+            a.replica.answers.hello("b", replace(hello, members={"c": hello.said}))
         with pytest.raises(DeniedError, match="asks as"):
-            a.replica.answer_pull("b", "orders", "c.000000000001cccccccc", {}, 5)
+            a.replica.answers.pull("b", "orders", "c.000000000001cccccccc", {}, 5)
         with pytest.raises(DeniedError, match="asks as"):
-            a.replica.answer_push("b", "orders", "c.000000000001cccccccc", [])
+            a.replica.answers.push("b", "orders", "c.000000000001cccccccc", [])
 
     def test_r13_existing_rows_are_replicated_by_a_snapshot(self, make: Make) -> None:
         """GIVEN tables with rows on two nodes WHEN they begin to replicate THEN each gets the other's rows."""
@@ -325,12 +328,12 @@ class ReplicaSnapshotsContract(ReplicaContract):
         for key in range(300):
             a.put(key, f"row {key}")
         b.meet(a)
-        assert a.replica.diff(Direct("a", b.replica), "orders") == ([], True)
+        assert differences(a.replica.node, Direct("a", b.replica), "orders") == ([], True)
         with b.store._writing():
             b.sql("update orders set what = 'other' where id = 77")
             b.sql("delete from orders where id = 123")
             b.sql("insert into orders (id, what) values (9999, 'smuggled')")
-        found, whole = a.replica.diff(Direct("a", b.replica), "orders")
+        found, whole = differences(a.replica.node, Direct("a", b.replica), "orders")
         assert whole and [(each.record_id, each.here, each.there) for each in found] == [
             ("123", True, False),
             ("77", True, True),

@@ -13,6 +13,7 @@ from evermark.errors import (
     FormatError,
     SetupError,
 )
+from evermark.replicas.diff import differences
 from evermark.replicas.sqlite import SqliteStore
 from evermark.testing.contracts.replica_scene import (
     Direct,
@@ -55,7 +56,7 @@ class ReplicaValuesContract(ReplicaContract):
                 node.install()
         assert b.meet(a).snapshots == (1 if by == "snapshot" else 0)
         assert [row[0] for row in b.sql("select amount from orders order by id")] == values
-        assert a.replica.diff(Direct("a", b.replica), "orders") == ([], True)
+        assert differences(a.replica.node, Direct("a", b.replica), "orders") == ([], True)
 
     def test_a_column_is_added_on_both_sides(self, make: Make) -> None:
         """GIVEN events from before a column was replicated WHEN it is on both sides THEN a late peer takes a snapshot,
@@ -121,4 +122,4 @@ class ReplicaValuesContract(ReplicaContract):
         a.sql("delete from parts where one = 'x'")
         b.meet(a)
         assert sorted(b.sql("select * from parts")) == [("", 1, 2), ("\\|", 1, 2), ("x|", 1, 3)]
-        assert a.replica.diff(Direct("a", b.replica), "parts") == ([], True)
+        assert differences(a.replica.node, Direct("a", b.replica), "parts") == ([], True)

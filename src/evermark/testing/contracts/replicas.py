@@ -14,6 +14,7 @@ from evermark.errors import (
     SetupError,
 )
 from evermark.replicas import clock
+from evermark.replicas.diff import differences
 from evermark.replicas.event import Event, Operation, Version
 from evermark.replicas.exchange import PROTOCOL_BY_TIME
 from evermark.replicas.members import Said
@@ -65,7 +66,7 @@ class ReplicaStoreContract(ReplicaSnapshotsContract, ReplicaValuesContract):
         old = node.store.identity()[0]
         key = node.sql("select value from replication_meta where key like 'origin_seq::%::orders'")
         assert [int(value) for (value,) in key] == [1]
-        node.store.renew(node.replica.fresh_origin())
+        node.store.renew(node.replica.node.fresh_origin())
         node.put(2, "y")
         assert [event.version.seq for event in node.events()] == [1]
         assert node.store.said().held["orders"] == {
@@ -77,7 +78,7 @@ class ReplicaStoreContract(ReplicaSnapshotsContract, ReplicaValuesContract):
         self, node: ReplicaNode, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """GIVEN a user who writes just before a hello is put together THEN a token was left with all that it says."""
-        node.replica.hello()
+        node.replica.greetings.hello()
         said = node.store.said
 
         def late() -> Said:
@@ -85,7 +86,7 @@ class ReplicaStoreContract(ReplicaSnapshotsContract, ReplicaValuesContract):
             return said()
 
         monkeypatch.setattr(node.store, "said", late)
-        held = node.replica.hello().said.held["orders"][node.store.identity()[0]]
+        held = node.replica.greetings.hello().said.held["orders"][node.store.identity()[0]]
         assert node.store.noted("orders") >= held.highest > 0
 
     @pytest.mark.parametrize("is_noted", [True, False])
@@ -112,11 +113,11 @@ class ReplicaStoreContract(ReplicaSnapshotsContract, ReplicaValuesContract):
         assert backup.store.held("orders") == b.store.held("orders"), "nobody would ask for anything"
         if not is_noted:
             backup.store.set_token("and the node has started")
-        backup.store.renew(backup.replica.fresh_origin(), is_noted=is_noted)
+        backup.store.renew(backup.replica.node.fresh_origin(), is_noted=is_noted)
         backup.meet(b)
         assert [row[1] for row in backup.rows()] == ["kept", "lost here", "after the restore", "and one more"]
         assert backup.rows() == b.rows()
-        assert backup.replica.diff(Direct("a", b.replica), "orders") == ([], True)
+        assert differences(backup.replica.node, Direct("a", b.replica), "orders") == ([], True)
 
     def test_r3_events_keep_their_identity_when_they_are_passed_on(self, make: Make) -> None:
         """GIVEN A–B–C, where A and C never meet WHEN A writes THEN C has the event as A made it; so do rings."""
@@ -153,7 +154,7 @@ class ReplicaStoreContract(ReplicaSnapshotsContract, ReplicaValuesContract):
         for key in range(100):
             a.put(key, "late")
         held = b.store.said().held["orders"]
-        page = a.replica.answer_pull("b", "orders", b.store.identity()[0], held, 50)
+        page = a.replica.answers.pull("b", "orders", b.store.identity()[0], held, 50)
         assert [event.version.seq for event in page.events] == list(range(21, 71)) and page.coverage.more
         assert page.coverage.covered == {a.store.identity()[0]: Ranges(((21, 70),))}
         found = b.meet(a)
@@ -165,7 +166,7 @@ class ReplicaStoreContract(ReplicaSnapshotsContract, ReplicaValuesContract):
         origin = "z.000000000001aaaaaaaa"
         events = [event_by(origin, seq, seq, "x", seq) for seq in (1, 4)]
         node.store.ingest("orders", events, node.now_ms(), 1000)
-        page = node.replica.answer_pull("b", "orders", "b.000000000001bbbbbbbb", {}, 50)
+        page = node.replica.answers.pull("b", "orders", "b.000000000001bbbbbbbb", {}, 50)
         assert page.coverage.lacks == {origin: Ranges(((2, 3),))} and not page.coverage.more
 
     def test_r5_a_node_whose_own_head_is_behind_gets_its_own_events(self, make: Make) -> None:
@@ -247,8 +248,8 @@ class ReplicaStoreContract(ReplicaSnapshotsContract, ReplicaValuesContract):
         for key, what in ((2, "held"), (3, "x"), (2, "y")):
             a.put(key, what)
         if by == "snapshot":
-            a.replica.evict(["b"])
-            a.replica.collect()
+            a.replica.upkeep.evict(["b"])
+            a.replica.upkeep.collect()
         found = b.meet(a)
         assert found.snapshots == (1 if by == "snapshot" else 0)
         assert b.rows() == a.rows() and [row[1] for row in b.rows()] == ["moved on", "v", "w", "y", "x", "z"]
@@ -292,7 +293,7 @@ class ReplicaStoreContract(ReplicaSnapshotsContract, ReplicaValuesContract):
         a.sql("delete from bad where id = 3")
         a.meet(b)
         assert b.rows("bad") == a.rows("bad") == [("1", "fine"), ("2", "corrected")]
-        assert a.replica.diff(Direct("a", b.replica), "bad") == ([], True)
+        assert differences(a.replica.node, Direct("a", b.replica), "bad") == ([], True)
         a.sql("update bad set what = ? where id = 1", long)
         with pytest.raises(FormatError, match=r"bad.what of row '1'"):
             a.rows("bad")
@@ -393,4 +394,4 @@ class ReplicaStoreContract(ReplicaSnapshotsContract, ReplicaValuesContract):
         node = make("a")
         node.install()
         with pytest.raises(BusyError, match="hello"):
-            node.replica.answer_pull("b", "orders", "b.000000000001bbbbbbbb", {}, 5)
+            node.replica.answers.pull("b", "orders", "b.000000000001bbbbbbbb", {}, 5)
