@@ -30,7 +30,6 @@ BYTES_MAX = 32 * 1024 * 1024
 TRANSACTION_BYTES_MAX = 64 * 1024 * 1024
 # A position that no event moves is moved this often: an idle partition must not fall behind the oplog.
 IDLE_EVERY_S = 10.0
-FIRST_IDLE_S = 1.0  # sooner: a lane may be a short one
 _CLOSE_S_MAX = 5.0
 
 Cut = Callable[[str, str, int], tuple[str, list[Standing]]]
@@ -44,7 +43,7 @@ class _Part:
     confirmed: Callable[[str], None]
     taken: str
     rows: list[Row] = field(default_factory=list)
-    idle_at: float = field(default_factory=lambda: time.monotonic() - IDLE_EVERY_S + FIRST_IDLE_S)
+    idle_at: float = field(default_factory=lambda: time.monotonic() - IDLE_EVERY_S)
 
 
 class SharedFeed:

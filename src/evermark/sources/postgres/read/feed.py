@@ -38,9 +38,9 @@ PIECE_BYTES = 8 * 1024 * 1024
 # The server ends a connection that is silent for `wal_sender_timeout`, a minute unless it was changed.
 STATUS_EVERY_S = 1.0
 CONFIRM_EVERY_S = 1.0
-# WAL that holds nothing of ours is passed this often, so that the slot moves on.
+# WAL that holds nothing of ours is passed this often, so that the slot moves on; by a new feed at once: the lane may be
+# a short one, and WAL that is never passed is kept for ever.
 IDLE_EVERY_S = 10.0
-FIRST_IDLE_S = 1.0  # sooner: a lane may be a short one, and WAL that is never passed is kept for ever
 _LAST_LSN = (1 << 64) - 1
 _PG_EPOCH_S = 946_684_800
 _WAL, _KEEPALIVE = b"wk"
@@ -73,7 +73,7 @@ class SlotFeed(Feed):
         self._open = False  # in the middle of a transaction
         self._end = start.lsn  # of the last whole transaction received, or idle WAL
         self._taken = start.lsn
-        self._idle_at = time.monotonic() - IDLE_EVERY_S + FIRST_IDLE_S
+        self._idle_at = time.monotonic() - IDLE_EVERY_S
         self._error: EvermarkError | None = None
         self._warnings: list[str] = []
         self._confirmed = start.lsn
@@ -105,13 +105,17 @@ class SlotFeed(Feed):
                 raise self._error
             if self._whole or (self._open and self._bytes >= PIECE_BYTES):
                 return _FedTransactions(self)
-            idle = not self._open and not self._messages and self._end > self._taken
-            if idle and time.monotonic() - self._idle_at >= IDLE_EVERY_S:
+            if self._is_idle():
                 self._idle_at, self._taken = time.monotonic(), self._end
                 return _FedNothing(self._start.incarnation.at(self._end))
         if self._held_back is not None:
             self.confirm(str(self._held_back))
         return None
+
+    def _is_idle(self) -> bool:
+        """Whether there is WAL to be passed. Call it under the lock."""
+        idle = not self._open and not self._messages and self._end > self._taken
+        return idle and time.monotonic() - self._idle_at >= IDLE_EVERY_S
 
     def confirm(self, end: str) -> None:
         """Everything before `end` is checkpointed. The server is told now and then."""
@@ -210,7 +214,7 @@ class SlotFeed(Feed):
                 else:
                     self._message(bytes(data[_WAL_HEADER:]))
                     came = True
-            news = came and (self._whole > 0 or self._bytes >= PIECE_BYTES)
+            news = (came and (self._whole > 0 or self._bytes >= PIECE_BYTES)) or self._is_idle()
             if news:
                 self._changed.notify_all()
         if news:
