@@ -117,6 +117,6 @@ ENDURANCE: tuple[Mutant, ...] = (
         "queue-expiry-uncounted",
         "what expires in the queue is not counted",
         ((MemoryParked, "expire", _expire_uncounted),),
-        first=198,
+        first=79,
     ),
 )

@@ -175,6 +175,6 @@ REPLAYS: tuple[Mutant, ...] = (
         "cancelled-but-parked",
         "what a cancelled replay has parked stays",
         ((MemoryReplays, "cancel", _cancels_without_dropping),),
-        first=130,
+        first=110,
     ),
 )

@@ -85,7 +85,7 @@ WISHES: tuple[Mutant, ...] = (
         "a turn of the follower goes by what was asked for before it looked at the log",
         ((Follower, "_current", _as_first_seen),),
         100,
-        22,
+        272,
     ),
     Mutant(
         "added-one-batch-late",

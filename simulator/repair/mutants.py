@@ -149,13 +149,13 @@ MUTANTS: tuple[Mutant, ...] = (
         "end-not-told",
         "whoever missed the answer to the last step waits for ever",
         ((Repairer, "_tell_end", _nobody_is_told),),
-        first=920,
+        first=1480,
     ),
     Mutant(
         "left-over-kept",
         "a slot that a late owner made is left to keep WAL",
         ((Repairer, "_tidy", _leaves_it),),
-        first=587,
+        first=1363,
     ),
     Mutant(
         "read-while-repaired",

@@ -29,7 +29,7 @@ from evermark.sources.blocks.read.slices import SliceReader
 from evermark.sources.blocks.store.base import Plans
 from evermark.sources.blocks.store.state import StatePlans
 from evermark.sources.blocks.target import BlocksTarget
-from evermark.state.shared import SHARED
+from evermark.state.process_states import SHARED
 
 log = structlog.get_logger(__name__)
 _NAMED_MAX = 20  # stale streams that `/health` names

@@ -35,7 +35,7 @@ from evermark.sources.replica.repair import SnapshotRepair
 from evermark.sources.replica.rows import batch_of
 from evermark.sources.replica.state import Plans, StatePlans
 from evermark.sources.replica.target import ReplicaTarget
-from evermark.state.shared import SHARED
+from evermark.state.process_states import SHARED
 
 log = structlog.get_logger(__name__)
 _PARTITION = 0

@@ -164,7 +164,7 @@ class SlotFeed(Feed):
             self._bytes -= sum(map(len, messages))
             self._whole = 0
             if ended:
-                self._taken, self._idle_at = self._end, time.monotonic()
+                self._taken = self._end
         self._poke()
         return messages, ended
 
