@@ -151,7 +151,6 @@ REPLAYS: tuple[Mutant, ...] = (
         "replay-blames-live",
         "failures of a replay's retries count as the subscription's",
         ((parked_retries, "endpoint_outcomes", _all_blamed),),
-        first=23,
     ),
     Mutant("control-sent", "control events are delivered", ((predicate, "UNDELIVERED_OPS", frozenset()),)),
     Mutant(
@@ -175,6 +174,6 @@ REPLAYS: tuple[Mutant, ...] = (
         "cancelled-but-parked",
         "what a cancelled replay has parked stays",
         ((MemoryReplays, "cancel", _cancels_without_dropping),),
-        first=110,
+        first=234,
     ),
 )
