@@ -449,6 +449,8 @@ class SourceRunner(SavingNews):
                 if released.is_set():
                     return
                 did_something = self._maintained(maintenance)
+            if did_something is False and self._owner.divided:
+                did_something = None  # other instances commit, too, and nobody tells: it is looked again soon
             every_s = next_round_s(every_s, has_grown=has_grown, did_something=did_something)
 
     def _maintained(self, maintenance: Maintenance) -> bool | None:

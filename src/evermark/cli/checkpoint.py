@@ -106,15 +106,16 @@ def reset(
         From,
         typer.Option(
             "--from",
-            help="log: where the log ends. oldest, resync: compare all that the source has with the log, and take what"
-            " differs; without a log, begin with the oldest. now: never take what lies between.",
+            help="log: where the log ends, or was passed since. oldest, resync: compare all that the source has with"
+            " the log, and take what differs; without a log, begin with the oldest. now: never take what lies between.",
         ),
     ] = From.LOG,
     yes: YesOption = False,
 ) -> None:
     """Forget the checkpoints of a source, and say where reading goes on.
 
-    By itself it goes on where the log ends: nothing is repeated, and nothing is lost that the source still has.
+    By itself it goes on where the log ends, or was passed since: nothing is repeated, and nothing is lost that the
+    source still has.
 
     Refused while an instance reads the source. Needed when the log was put back from a backup: what it misses is
     taken from the source again, and delivered again.
@@ -140,8 +141,8 @@ def reset(
 
 def _not_behind(checkpoint: Checkpoint, head: Head | None) -> Checkpoint:
     """What was passed since without an event, the source may have forgotten: reading does not go back behind it."""
-    if head is not None and head.batch == checkpoint.batch and head.passed:
-        return replace(checkpoint, position=head.passed)
+    if head is not None and head.batch == checkpoint.batch and head.passed_to > checkpoint.position:
+        return replace(checkpoint, position=head.passed_to)
     return checkpoint
 
 
@@ -151,7 +152,8 @@ def _forget(deployment: Deployment, source: str, partition: int, epoch: int) -> 
     forget = partial(reset_checkpoint, *stores, source, partition, log_batch, source_epoch=epoch)
     back = as_deliverer(deployment, lambda deliver_epoch: forget(deliver_epoch=deliver_epoch))
     if log_batch:
-        say(f"{where}: forgotten; by itself reading goes on where batch {log_batch}, the last in the log, ends")
+        behind = f"where batch {log_batch}, the last in the log, ends, or where the source was passed since"
+        say(f"{where}: forgotten; by itself reading goes on {behind}")
     else:
         say(f"{where}: forgotten; the log has nothing of it, so reading begins with the oldest the source has")
     if back:

@@ -17,6 +17,7 @@ T = TypeVar("T")
 
 _TRIES = 3
 _UNSHARED_LOOK_S = 30.0
+_AFTER_ERROR_S = 0.1
 
 
 @dataclass(frozen=True)
@@ -216,11 +217,15 @@ class _Rounds:
                     return
                 kept = list(self._kept)
                 self._at = min(map(self._due, kept))
-            now = self._runtime.monotonic()
+            now, pause_s = self._runtime.monotonic(), 0.0
             if self._at <= now:
                 for held in kept:
-                    self._do(held, now)
-            yield Pause(max(0.0, self._at - now), (self._again,))
+                    try:
+                        self._do(held, now)
+                    except Exception as error:  # noqa: BLE001 - the other leases must not run out because of this one
+                        held.log.warning("a lease could not be looked after", lease=held.lease.name, error=error)
+                        pause_s = _AFTER_ERROR_S
+            yield Pause(max(pause_s, self._at - now), (self._again,))
 
 
 class LeaseKeeper:

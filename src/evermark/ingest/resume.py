@@ -44,8 +44,8 @@ def _position(tail: Tail, head: Head | None, checkpoint: Checkpoint | None, logg
         return checkpoint.position
     if tail.batch == 0:
         return None
-    if head is not None and head.batch == tail.batch and head.passed:
-        return head.passed
+    if head is not None and head.batch == tail.batch and head.passed_to:
+        return head.passed_to
     if tail.end is not None:
         return tail.end
     # The last event's own position is where reading begins again; that event, and its transaction, are excluded by id.

@@ -235,7 +235,7 @@ class Taker:
         head = self._heads.get(partition)
         if head is None or head.batch != checkpoint.batch or checkpoint.position != self._passed.get(partition):
             return False
-        passed = replace(head, epoch=self.epoch, passed=checkpoint.position)
+        passed = replace(head, epoch=self.epoch, passed=checkpoint.position, passed_batch=head.batch)
         also = self.checkpoints.beside(self.name, partition, checkpoint) if not repaired else None
         saved = self.heads.move(self.name, partition, passed, also=also)
         self._heads[partition] = passed

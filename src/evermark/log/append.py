@@ -132,6 +132,7 @@ class DeltaLog:
         """Read the commits that have come since. Opens the table anew if another commit has the version we are at."""
         if self._at != commit_identity(self.folder, self._version):
             self._open()
+            self._synced = None  # another log was put in its place: nothing is known of it
         while (actions := read_commit(self.folder, self._version + 1)) is not None:
             self._learn(self._version + 1, actions)
         if last_checkpoint(self.folder) > self._version:

@@ -29,7 +29,14 @@ class Head:
     epoch: int
     position: str
     delta_version: int
-    passed: str = ""  # up to where the source was read since, with nothing to take; it may have forgotten all of that
+    # Up to where the source was read behind a batch, with nothing to take: it may have forgotten all of that.
+    passed: str = ""
+    passed_batch: int = 0
+
+    @property
+    def passed_to(self) -> str:
+        """What was passed behind this very batch. A program of before moves the head, and leaves `passed` as it is."""
+        return self.passed if self.passed_batch == self.batch else ""
 
 
 _HINT = "the log and its head disagree: restart the source, which reads the head from the log again"

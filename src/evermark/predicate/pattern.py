@@ -15,7 +15,8 @@ REGEX_CHARS_MAX = 200
 REGEX_REPEAT_MAX = 100
 REGEX_GROUPS_MAX = 20
 # In so many ways at most a pattern may match a value. A pattern that stays below it for values of the first length is
-# taken; how long a value it searches is up to the pattern, and RLIKE is null for longer ones.
+# taken; how long a value it searches is up to the pattern, and RLIKE is null for longer ones. Of these, each way may
+# compare as many characters as all its counted repetitions name.
 REGEX_WAYS_MAX = 2**24
 REGEX_VALUE_CHARS_MIN = 512
 REGEX_VALUE_CHARS_MAX = 2**18
@@ -108,7 +109,7 @@ def longest_searched(pattern: str) -> int:
             "begin it with ^, write {1,20} for * or +, or use LIKE",
         )
     chars = REGEX_VALUE_CHARS_MIN
-    while chars < REGEX_VALUE_CHARS_MAX and _Regex(pattern, 2 * chars).is_bounded():
+    while chars < REGEX_VALUE_CHARS_MAX and _Regex(pattern, 2 * chars).is_bounded(by_steps=True):
         chars *= 2
     return chars
 
@@ -125,12 +126,14 @@ class _Regex:
         self._value_chars = value_chars
         self._at = 0
         self._groups = 0
+        self._counted_chars = 1
 
-    def is_bounded(self) -> bool:
+    def is_bounded(self, *, by_steps: bool = False) -> bool:
         ways, anchored = self._either()
         if self._at < len(self._pattern):
             raise self._bad("a ) without its (")
-        return ways * (1 if anchored else self._value_chars) <= REGEX_WAYS_MAX
+        each = self._counted_chars if by_steps else 1
+        return ways * (1 if anchored else self._value_chars) * each <= REGEX_WAYS_MAX
 
     def _peek(self, ahead: int = 0) -> str:
         return self._pattern[self._at + ahead : self._at + ahead + 1]
@@ -245,6 +248,7 @@ class _Regex:
         if high and int(high) < int(low):
             raise self._bad("a {m,n} with n < m")
         self._at = end + 1
+        self._counted_chars += int(high or low)
         if comma and not high:
             return self._value_chars
         return int(high) - int(low) + 1 if comma else 1

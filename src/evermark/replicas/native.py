@@ -29,7 +29,7 @@ _FORM = "select type, name, sql from {schema}.sqlite_master where tbl_name = ? a
 # than `typeof`; the plus keeps a column's affinity from making a number of a text. It leaves integers and reals to be
 # told apart in columns that are not of reals, where a sum shows a real.
 _STORED = {
-    Kind.INTEGER: "+{0} < ''",
+    Kind.INTEGER: f"+{{0}} between {-(2**63)} and {2**63 - 1}",  # a sum does not show infinity, which is a real, too
     Kind.REAL: "+{0} < ''",
     Kind.BOOLEAN: "+{0} in (0, 1)",
     Kind.TEXT: "+{0} >= '' and +{0} < x''",

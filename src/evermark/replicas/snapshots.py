@@ -135,9 +135,7 @@ class Snapshots:
             if old != folder:
                 shutil.rmtree(old, ignore_errors=True)
         folder.mkdir(parents=True, exist_ok=True)
-        return [
-            number for number in range(len(manifest.chunks)) if not (folder / _chunk_file(manifest, number)).exists()
-        ]
+        return [number for number in range(len(manifest.chunks)) if not _is_there(folder, manifest, number)]
 
     def take(self, peer: str, manifest: Manifest, number: int, data: bytes) -> None:
         """Set a chunk aside; refused if it is not what the manifest says. It is checked once more when it is read: one
@@ -191,6 +189,14 @@ def _file(number: int, *, is_native: bool = False) -> str:
 
 def _chunk_file(manifest: Manifest, number: int) -> str:
     return _file(number, is_native=bool(manifest.files))
+
+
+def _is_there(folder: Path, manifest: Manifest, number: int) -> bool:
+    """A power cut leaves files without their contents, which were not synced, and many of them at once."""
+    try:
+        return (folder / _chunk_file(manifest, number)).stat().st_size == manifest.chunks[number].size
+    except FileNotFoundError:
+        return False
 
 
 def _set_aside(folder: Path, manifest: Manifest, number: int) -> bytes:

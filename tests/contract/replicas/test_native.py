@@ -15,6 +15,7 @@ from evermark.replicas.base import Cut
 from evermark.replicas.diff import differences
 from evermark.replicas.exchange import Manifest
 from evermark.replicas.native import NotNative
+from evermark.replicas.snapshots import Snapshots
 from evermark.replicas.sqlite import SqliteStore
 from evermark.replicas.values import VALUE_CHARS_MAX
 from evermark.testing.contracts.replica_scene import Direct, Make, ReplicaNode
@@ -306,6 +307,24 @@ def test_r11_a_bootstrap_by_files_goes_on_with_what_is_missing(make: Make) -> No
     b.replica.meetings.sync(peer)
     assert peer.asked.count(0) == 1
     assert b.sql("select id from orders") == [(1,)]
+
+
+def test_r11_what_a_power_cut_left_empty_is_asked_for_again_at_once(make: Make, tmp_path: Path) -> None:
+    """GIVEN pieces that were set aside, and lost their contents with the power THEN they are taken anew."""
+    a, b = make("a"), make("b")
+    a.put(1, "one")
+    a.install()
+    b.install()
+    b.replica.meetings.sync(Direct("b", a.replica))
+    manifest = a.replica.answers.snapshot("orders", native=a.store.native_form("orders"))
+    kept = Snapshots(tmp_path / "kept")
+    assert manifest.files and len(kept.missing("a", manifest)) == len(manifest.chunks) > 1
+    for number in range(len(manifest.chunks)):
+        kept.take("a", manifest, number, a.replica.answers.chunk(manifest.id, number))
+    assert kept.missing("a", manifest) == []
+    for path in tmp_path.glob("kept/.taken.*/*.lz4"):
+        path.write_bytes(b"")
+    assert list(kept.missing("a", manifest)) == list(range(len(manifest.chunks)))
 
 
 def test_r11_a_table_that_has_rows_takes_no_files(make: Make, tmp_path: Path) -> None:

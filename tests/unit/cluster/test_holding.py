@@ -220,6 +220,29 @@ def test_leases_of_one_keeper_are_renewed_in_one_round_and_lost_alone() -> None:
     again.close()
 
 
+class BrokenForOne(RoundsOfLeases):
+    broken: str | None = None
+
+    def renew(self, leases: Sequence[Lease], ttl_s: float) -> float:
+        if leases[0].name == self.broken:
+            raise RuntimeError("nobody expected this")
+        return super().renew(leases, ttl_s)
+
+
+def test_a_lease_whose_renewal_breaks_costs_the_others_nothing() -> None:
+    """GIVEN leases of one keeper WHEN renewing one of them ends with an error that nobody foresaw THEN it is lost in
+    time, and the others are renewed on."""
+    leases = BrokenForOne()
+    kept = KeptTogether(leases, 3, ttl_s=1.0)
+    leases.broken = kept.held[0].lease.name
+    until(kept.held[0].lost.is_set, "it is lost", timeout_s=60)
+    began = len(leases.rounds)
+    until(lambda: len(leases.rounds) > began + 2, "the others are renewed", timeout_s=60)
+    assert not any(held.lost.is_set() for held in kept.held[1:])
+    for held in kept.held:
+        held.close()
+
+
 def test_all_leases_of_a_keeper_are_called_lost_in_time_while_a_renewal_hangs() -> None:
     """GIVEN leases of one keeper, and a store that does not come back WHEN time passes THEN each owner is told."""
     leases = HangingLeases()

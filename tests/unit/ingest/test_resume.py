@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,7 +19,7 @@ positions = st.integers(0, 99).map("{:03}".format)
 
 
 def head(batch: int, passed: str = "") -> Head:
-    return Head(batch, 1, f"{10 * batch:03}", batch, passed)
+    return Head(batch, 1, f"{10 * batch:03}", batch, passed, batch)
 
 
 def test_nothing_yet_begins_at_the_source_s_beginning() -> None:
@@ -46,6 +48,12 @@ def test_a_checkpoint_says_it_better_than_the_head() -> None:
 def test_what_was_passed_before_the_last_batch_says_nothing() -> None:
     """GIVEN a process that ended between commit and head THEN the log says more than the head."""
     assert resume(Tail(3, 1, "030"), head(2, "025"), None, "029", "shop/0") == Resume("030", 3)
+
+
+def test_what_an_older_program_left_behind_another_batch_says_nothing() -> None:
+    """GIVEN a head that a program of before moved on, and left what was passed as it was THEN the log's end counts."""
+    moved = replace(head(3, "025"), passed_batch=2)
+    assert resume(Tail(3, 1, "030"), moved, None, "029", "shop/0") == Resume("030", 3)
 
 
 def test_a_batch_the_checkpoint_does_not_know_is_not_read_again() -> None:

@@ -236,7 +236,8 @@ def test_ordinary_regular_expressions_are_taken(pattern: str) -> None:
 
 @pytest.mark.parametrize(
     ("pattern", "chars"),
-    [("gmail|yahoo", 2**18), ("^[a-z]+$", 2**18), ("x.*y", 2**12), ("^.*x.*y", 2**12), ("x.*y.{1,60}z", 512)],
+    [("gmail|yahoo", 2**18), ("^[a-z]+$", 2**18), ("x.*y", 2**12), ("^.*x.*y", 2**12), ("x.*y.{1,60}z", 512),
+     ("^a{2,5}$", 2**18), ("a{0,63}" + "a{100}" * 32 + "b", 512), ("a{100}" * 33 + "b", 4096)],
 )  # fmt: skip
 def test_how_long_a_value_is_searched_is_up_to_the_pattern(pattern: str, chars: int) -> None:
     """GIVEN patterns that can match in more and more ways WHEN vetted THEN the work stays the same, not the length."""
