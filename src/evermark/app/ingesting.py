@@ -45,7 +45,7 @@ from evermark.sources.base import Gap, Limit
 from evermark.sources.copies import ChunkWork, Copy, Copying
 from evermark.storage import Place
 
-_MAINTENANCE_END_S = 1.0  # a round that takes longer conflicts with nothing but a power cut
+_MAINTENANCE_END_S = 0.2  # a round that takes longer conflicts with nothing but a power cut; another owner waits
 
 
 class Tasks(Protocol):
