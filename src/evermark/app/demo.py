@@ -132,7 +132,7 @@ class Demo:
         self._records = {name: folder / f"{name}.jsonl" for name in _RECEIVERS}
         self._env = dict(os.environ)
         self._replayed: tuple[datetime, datetime] | None = None
-        self._pipeline: subprocess.Popen[bytes] | None = None  # as it was started last
+        self._pipeline: subprocess.Popen[bytes] | None = None  # the last one that was started
 
     def run(self) -> Ledger:
         self._say("starting a Postgres for the shop, a block node for the chat, and a receiver for each subscription")
@@ -194,7 +194,7 @@ class Demo:
         finally:
             chat.finish()
             shop.finish()
-            _ended(pipeline)
+            _end(pipeline)
 
     def _let_it_run(self, until: str) -> None:
         self._say(f"deliveries arrive; {self._seconds / 3:.0f} s until {until}")
@@ -213,6 +213,7 @@ class Demo:
             self._wait(lambda: replay_is_done(dsn), "the replay is done", _REPLAY_BESIDE_S)
             self._say("the replay is done; live deliveries went on meanwhile")
         except EvermarkError:
+            self._require_pipeline()
             # A replay rests while fresh events flow. Where these take the whole machine, it has to be left alone.
             self._say("this machine is busy with what is live, which goes first: the shop closes for the replay")
             for maker in makers:
@@ -224,14 +225,17 @@ class Demo:
         began = said = time.monotonic()
         while not condition():
             now = time.monotonic()
-            if self._pipeline is not None and (code := self._pipeline.poll()) is not None:
-                raise EvermarkError(f"the pipeline ended with code {code}", hint=f"see {self.folder / 'up.log'}")
+            self._require_pipeline()
             if now > began + seconds:
                 raise EvermarkError(f"not within {seconds:.0f} s: {what}", hint=f"see {self.folder / 'up.log'}")
             if now > said + _SAY_EVERY_S:
                 said = now
                 self._say(f"  waiting until {what}: {now - began:.0f} s, of {seconds:.0f} s at most")
             time.sleep(_LOOK_EVERY_S)
+
+    def _require_pipeline(self) -> None:
+        if self._pipeline is not None and (code := self._pipeline.poll()) is not None:
+            raise EvermarkError(f"the pipeline ended with code {code}", hint=f"see {self.folder / 'up.log'}")
 
     def _up(self, config: Path) -> subprocess.Popen[bytes]:
         self._say("starting `evermark up`; Spark takes 10 to 40 s to start")
@@ -328,8 +332,8 @@ class Demo:
             return int(row[0]) if row else 0
 
 
-def _ended(pipeline: subprocess.Popen[bytes]) -> None:
-    """Asked first: killed, it would leave its embedded Postgres behind."""
+def _end(pipeline: subprocess.Popen[bytes]) -> None:
+    """By SIGTERM first: a pipeline that is killed leaves its embedded Postgres behind."""
     if pipeline.poll() is None:
         pipeline.terminate()
         try:
@@ -359,7 +363,7 @@ def run_demo(seconds: float, rate: float, keep: Path | None, say: Callable[[str]
     folder = keep or Path(tempfile.mkdtemp(prefix="evermark-demo-"))
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(0o711)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what was started is stopped, as with Ctrl-C
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: all processes of the demo are stopped
     try:
         ledger = Demo(folder, seconds, rate, say).run()
     except (EvermarkError, KeyboardInterrupt):

@@ -82,8 +82,8 @@ class LaneWorks:
         self._folder = self.deployment.log_folder(self.name)
         self._log = get_logger(source=self.name)
         self._reader = LogReader(self._folder)
-        self._opened: DeltaLog | None = None  # and used by nobody
-        self._used: DeltaLog | None = None  # by the owner, or by the last one
+        self._opened: DeltaLog | None = None  # an open log that nobody uses
+        self._used: DeltaLog | None = None  # the log that the owner uses, or used when it was the owner last
         self.prepared = self.runtime.wake()
         recent = self.deployment.reading.recent
         self._recent = RecentIds(recent, self.runtime.monotonic) if recent is not None else None
@@ -101,7 +101,7 @@ class LaneWorks:
     def prepare(self) -> None:
         if self._recent is not None:
             self._recent.clear()  # the log may be another one than we left
-        # Of what was opened before, only the commits that have come since are read and synced.
+        # Of a log that is open already, only the commits that have come since are read and synced.
         self._opened, self._used = self._opened or self._used, None
         # The owner of other partitions may be at it just now, and commit a moment later what looked torn before.
         with alone(self.deployment.state, f"torn commits of {self.name}") as conn:
@@ -449,9 +449,9 @@ class SourceRunner(SavingNews):
                 if released.is_set():
                     return
                 did_something = self._maintained(maintenance)
-            if did_something is False and self._owner.divided:
-                did_something = None  # other instances commit, too, and nobody tells: it is looked again soon
-            every_s = next_round_s(every_s, has_grown=has_grown, did_something=did_something)
+            every_s = next_round_s(
+                every_s, has_grown=has_grown, did_something=did_something, others_append=self._owner.divided
+            )
 
     def _maintained(self, maintenance: Maintenance) -> bool | None:
         """Whether there was something to do; None: it failed."""

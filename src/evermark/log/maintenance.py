@@ -48,13 +48,17 @@ _GROUPS_MAX = 16  # per round: the next round comes soon
 LeastCursors = Callable[[], dict[int, int]]
 
 
-def next_round_s(last_s: float, *, has_grown: bool, did_something: bool | None) -> float:
-    """How long after a round the next one is due. `last_s`: how long after its predecessor that round was.
-    `did_something`: None where it failed, and is to be tried again.
+def next_round_s(last_s: float, *, has_grown: bool, did_something: bool | None, others_append: bool) -> float:
+    """How long after a round the next round is due. `last_s`: how long after its predecessor the last round came.
+
+    `has_grown`: by this instance. `others_append`: other instances may append as well, and do not say so.
+    `did_something`: None where the round failed.
     """
     if has_grown or did_something:
         return EVERY_S_MIN
-    return min(2 * last_s, EVERY_S_MAX) if did_something is None else EVERY_S_MAX
+    if did_something is None or others_append:
+        return min(2 * last_s, EVERY_S_MAX)
+    return EVERY_S_MAX
 
 
 @dataclass

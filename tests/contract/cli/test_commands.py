@@ -336,6 +336,23 @@ def test_checkpoints_are_backed_up_and_restored(
     assert [row["batch"] for row in told("checkpoint", "list", "-c", file)] == [2]
 
 
+@pytest.mark.parametrize(("passed", "restored"), [("000009", "000009"), ("000001", "000002"), ("", "000002")])
+def test_a_restored_checkpoint_does_not_go_back_behind_what_was_passed(
+    file: Path, deployment: Deployment, tmp_path: Path, passed: str, restored: str
+) -> None:
+    """GIVEN a backup, and a source that was passed since without an event WHEN the backup is restored THEN reading does
+    not go back behind that: the source may have forgotten it."""
+    lease = held_elsewhere(deployment, source_lease("shop"))
+    log_batches(deployment.log_folder("shop"), lease.epoch, 1, 2)
+    deployment.checkpoints.save("shop", 0, Checkpoint("000002", 2, lease.epoch))
+    said("checkpoint", "backup", tmp_path / "kept.json", "-c", file)
+    head = Head(2, lease.epoch, "000002", 2, passed, 2)
+    deployment.heads.move("shop", 0, head, recovered=True)
+    deployment.leases.release(lease)
+    said("checkpoint", "restore", tmp_path / "kept.json", "-c", file)
+    assert deployment.checkpoints.load("shop", 0).position == restored
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [

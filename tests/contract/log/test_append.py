@@ -260,6 +260,22 @@ def test_a_sync_covers_commits_of_others(folder: Path) -> None:
     assert log.sync() == 4
 
 
+def test_a_log_that_was_put_in_place_of_another_is_synced_whole(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GIVEN a log that was synced, and a shorter one in its place WHEN its owner syncs again THEN the new one's commits
+    are synced, though the old one had as many."""
+    log = DeltaLog(folder, pause=no_pause)
+    fill(log, 5)
+    log.sync()
+    folder.rename(tmp_path / "old")
+    fill(DeltaLog(folder), 3)
+    synced: list[Path] = []
+    monkeypatch.setattr("evermark.log.disk.os.fsync", lambda fd: synced.append(Path(f"/proc/self/fd/{fd}").readlink()))
+    log.sync()
+    assert {commit_file(folder, version) for version in range(4)} <= set(synced)
+
+
 def test_the_end_of_a_batch_is_known_until_its_commit_is_cleaned(folder: Path, few_commits_kept: int) -> None:
     """An idle partition's tail keeps its number when only others commit; its end is honestly unknown."""
     log, last = DeltaLog(folder, pause=no_pause), few_commits_kept + 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -44,6 +45,21 @@ def test_the_demo_waits_for_no_pipeline_that_has_ended(tmp_path: Path, said: lis
     one._pipeline.wait()
     with pytest.raises(EvermarkError, match="the pipeline ended with code 3"):
         one._wait(lambda: False, "something new is delivered", 60.0)
+
+
+def test_a_demo_that_is_ended_by_sigterm_stops_what_it_started(
+    tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GIVEN a demo that runs WHEN it gets a SIGTERM THEN it ends as by Ctrl-C, so that its processes are stopped, and
+    says where its folder is."""
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(demo.Demo, "run", lambda self: signal.raise_signal(signal.SIGTERM))
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            demo.run_demo(1.0, 1.0, tmp_path, said.append)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert said == [f"what was left is in {tmp_path}"]
 
 
 def test_setting_up_shows_that_it_moves() -> None:

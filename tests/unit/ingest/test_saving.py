@@ -242,10 +242,8 @@ def test_s8_the_store_is_asked_once_for_partitions_that_are_begun_together_and_n
     assert scene.breaker.state(scene.now) is BreakerState.CLOSED
 
 
-def test_an_owner_that_began_without_its_checkpoint_saves_nothing_over_one_that_passed_more() -> None:
-    """GIVEN a source that was passed and confirmed beyond the log's end WHEN an owner begins while the store is away
-    THEN it saves nothing older than what is stored, and says so when the store is back; who begins then goes on there.
-    """
+def passed_beyond_the_log() -> Scene:
+    """The log ends at 2; the source was passed, saved and confirmed up to 3."""
     scene = Scene(SavePolicy())
     scene.taker.begin(0)
     scene.take(2)
@@ -253,6 +251,14 @@ def test_an_owner_that_began_without_its_checkpoint_saves_nothing_over_one_that_
     scene.now += 10.0
     scene.taker.save_due([0])
     assert (scene.saved, scene.confirmed) == (3, 3)
+    return scene
+
+
+def test_an_owner_that_began_without_its_checkpoint_saves_nothing_over_one_that_passed_more() -> None:
+    """GIVEN a source that was passed and confirmed beyond the log's end WHEN an owner begins while the store is away
+    THEN it saves nothing older than what is stored, and says so when the store is back; who begins then goes on there.
+    """
+    scene = passed_beyond_the_log()
     scene.store.away = True
     scene.taker = scene.owner()
     noted = scene.world.heads.load("shop")[0]
@@ -271,13 +277,7 @@ def test_an_owner_that_began_without_its_checkpoint_saves_nothing_over_one_that_
 def test_s10_what_was_passed_without_events_outlives_the_checkpoint(lost: bool) -> None:
     """GIVEN a source that was passed and confirmed beyond the log's end WHEN its checkpoint is lost, or its store away
     THEN the next owner goes on where it was passed, not where the log ends: that would look like a gap."""
-    scene = Scene(SavePolicy())
-    scene.taker.begin(0)
-    scene.take(2)
-    scene.take(0)  # no events, up to 3
-    scene.now += 10.0
-    scene.taker.save_due([0])
-    assert (scene.saved, scene.confirmed) == (3, 3)
+    scene = passed_beyond_the_log()
     if lost:
         scene.world.checkpoints.delete("shop", 0)
     else:
