@@ -5,13 +5,14 @@ SEEDS  ?= 200
 NAME   ?= ingest
 SCALE  ?= 0.1
 ARGS   ?=
+VERSIONS ?= 3.11 3.12 3.13
 
 BIN   := $(VENV)/bin
 STAMP := $(VENV)/.ready
 TYPED := src simulator $(wildcard receiver/src) $(if $(wildcard bench/*.py),bench)
 LOCAL := -e '.[embedded,mongo,etcd,s3,dev]' $(if $(wildcard receiver/pyproject.toml),-e ./receiver)
 
-.PHONY: setup demo test test-unit lint format bench simulate chaos clean distclean
+.PHONY: setup demo test test-unit test-versions lint format bench simulate chaos clean distclean
 
 setup: $(STAMP)
 
@@ -35,6 +36,14 @@ test: $(STAMP)
 
 test-unit: $(STAMP)
 	$(BIN)/python -m pytest tests/unit $(ARGS)
+
+# Lint and unit tests on each Python of constraints.txt that this machine has, in an environment of its own.
+test-versions:
+	@for version in $(VERSIONS); do \
+		if python$$version -c '' 2>/dev/null; then \
+			echo "Python $$version"; $(MAKE) lint test-unit PYTHON=python$$version VENV=.venv-$$version || exit 1; \
+		else echo "Python $$version: not on this machine, not tested"; fi; \
+	done
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

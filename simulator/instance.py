@@ -339,7 +339,7 @@ class SimPieces:
             self._instance.world.fail(Broken(f"{self.name}/{partition}: batch {batch} is read after {last}"))
         place = SourcePartition(self.name, partition)
         columns = [b.to_pydict() for b in batches]
-        seen = set() if piece.excluded_from is None else self._log.ids_from(partition, piece.excluded_from)
+        seen = set() if piece.looked_up_from is None else self._log.ids_from(partition, piece.looked_up_from)
         rows = [
             Row(event_id, place, batch, at, stream, key, op, when.timestamp(), About(**json.loads(about)), left)
             for c in columns

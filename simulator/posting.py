@@ -105,7 +105,7 @@ class SimDeliverer:
             return
         job.took_s += job.pace_s
         answer = self.post(job.spec, rows, job.replay)
-        if answer.verdict is Verdict.EVENT and len(rows) > 1:
+        if answer.verdict is Verdict.REFUSED and len(rows) > 1:
             half = len(rows) // 2
             self._send(job, rows[:half], end_s)
             self._send(job, rows[half:], end_s)
@@ -171,7 +171,7 @@ class Job:
     def see(self, rows: Sequence[Row], answer: Answer) -> None:
         if answer.verdict is Verdict.ACCEPTED:
             self.accepted.update(row.event_id for row in rows)
-        elif answer.verdict is Verdict.EVENT:
+        elif answer.verdict is Verdict.REFUSED:
             self.park(rows[0], answer.reason, answer.status)
         elif answer.verdict is Verdict.GONE:
             self.stop(Fate.GONE, answer.reason)
@@ -277,7 +277,7 @@ class SimSink:
                     self.on_failed(name)
             if answer.verdict is Verdict.ENDPOINT:
                 down.add((name, replay))
-            if answer.verdict is not Verdict.ACCEPTED and not (each.session and answer.verdict is Verdict.EVENT):
+            if answer.verdict is not Verdict.ACCEPTED and not (each.session and answer.verdict is Verdict.REFUSED):
                 failed |= lines
             answers.append(answer)
         return answers

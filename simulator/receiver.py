@@ -50,10 +50,10 @@ class Receiver:
             else:
                 self.account.before_offer(spec, row, stale=stale)
         if not self.account.keys.are_known(spec):
-            return Answer(Verdict.EVENT, 401, "its signature is not known")
+            return Answer(Verdict.REFUSED, 401, "its signature is not known")
         refused = [row for row in rows if self._refuses(who(spec), row)]
         if refused:
-            return Answer(Verdict.EVENT, 400, "refused")
+            return Answer(Verdict.REFUSED, 400, "refused")
         for row, ident in zip(rows, delivery_ids([row.event_id for row in rows], replay or None), strict=True):
             if not replay:
                 self.account.on_handled(spec, row)

@@ -121,7 +121,7 @@ INGEST: tuple[Mutant, ...] = (
     Mutant(
         "repeats-logged",
         "ids that the log holds are not excluded",
-        (("evermark.ingest.pieces", "excluded_from", _nothing_excluded),),
+        (("evermark.ingest.pieces", "looked_up_from", _nothing_excluded),),
     ),
     Mutant(
         "epoch-kept", "a lease changes hands without a new epoch", ((lease_memory, "epoch_for", _same_epoch),), first=12

@@ -26,12 +26,12 @@ from evermark.delivery.store.postgres_bots import bot_inboxes, bot_users, bot_us
 from evermark.embedded.address import EmbeddedDsn
 from evermark.embedded.postgres import EmbeddedPostgres
 from evermark.errors import ConfigError, UnreachableError
+from evermark.ingest.checkpoint_saver import SavePolicy
 from evermark.ingest.copying.postgres import StateCopies, copies_in_state
 from evermark.ingest.dedup import RecentLimits
 from evermark.ingest.gaps import GapLimits
 from evermark.ingest.limits import ReadingLimits
 from evermark.ingest.repair.postgres import Recoveries
-from evermark.ingest.saving import SavePolicy
 from evermark.log.head import PostgresHeads
 from evermark.log.read import LogReader
 from evermark.predicate import match_sql, vet

@@ -122,14 +122,14 @@ class DeliveryReport:
         """Retries of parked deliveries, one by one. Deliveries of a replay are counted apart."""
         for parked, answer in tried:
             if answer.sent:
-                self._metrics.attempts.labels(parked.subscription, _outcome(answer)).inc()
+                self._metrics.attempts.labels(parked.subscription, answer.verdict.value).inc()
             if answer.verdict is Verdict.ACCEPTED:
                 metric = self._metrics.replay_delivered if parked.event.replay_id else self._metrics.delivered
                 metric.labels(parked.subscription).inc()
 
     def by_asker(self, asked: Sequence[tuple[KeyWanted, Answer]]) -> None:
         for wanted, answer in asked:
-            self._metrics.keys_asked.labels(wanted.subscription, _outcome(answer)).inc()
+            self._metrics.keys_asked.labels(wanted.subscription, answer.verdict.value).inc()
 
     def by_group(self, place: SourcePartition, outcomes: Sequence[Outcome]) -> None:
         """A subscription that did not finish leaves the group: worth one line."""
@@ -168,10 +168,6 @@ class DeliveryReport:
         if outcome.fate in _STOPPED:  # once: whatever else was under way was not waited for
             tried[_STOPPED[outcome.fate]] = 1
         return counts | {("attempts", (name, what)): number for what, number in tried.items() if number}
-
-
-def _outcome(answer: Answer) -> str:
-    return "refused" if answer.verdict is Verdict.EVENT else answer.verdict.value
 
 
 class DeploymentReport(DeliveryReport):

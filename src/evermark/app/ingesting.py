@@ -21,6 +21,7 @@ from evermark.delivery.replay.owner import RequestDesk
 from evermark.delivery.work import Span
 from evermark.errors import EvermarkError
 from evermark.event import Seen
+from evermark.ingest.checkpoint_saver import SavingNews
 from evermark.ingest.copying.steps import Copier
 from evermark.ingest.dedup import RecentIds
 from evermark.ingest.owner import IngestLimits, SourceOwner
@@ -29,7 +30,6 @@ from evermark.ingest.reading import ReadPlan, Seats, SourceReading
 from evermark.ingest.repair.base import Choice, Recovery
 from evermark.ingest.repair.steps import FoundFile, RepairTarget
 from evermark.ingest.repair.watch import RecoveryWatch
-from evermark.ingest.saving import SavingNews
 from evermark.ingest.take import Taken, Taker
 from evermark.log.append import DeltaLog
 from evermark.log.disk import require_room
@@ -145,8 +145,8 @@ class LaneWorks:
         took = self.metrics.take_seconds.labels(self.name).observe
         gaps = self.deployment.reading.gaps
         reading = SourceReading(
-            of, self.limit, self.runtime, partial(self.tasks.write_pieces, of), self._say_unfed, took, self._recent,
-            gaps, self.newest, self._say_jump, self._rows_before, self.seats,
+            of, self.limit, self.runtime, partial(self.tasks.write_pieces, of), self._say_feed_ended, took,
+            self._recent, gaps, self.newest, self._say_jump, self._rows_before, self.seats,
         )  # fmt: skip
         try:
             return (yield from reading.steps(plan, taker, self._with_cache_shown(on_taken), ends))
@@ -166,7 +166,7 @@ class LaneWorks:
         asked = "times jump: the source is asked whether something is missing"
         self._log.info(asked, partition=partition, jump_s=round(jump_s))
 
-    def _say_unfed(self, error: EvermarkError) -> None:
+    def _say_feed_ended(self, error: EvermarkError) -> None:
         self._log.warning("the source sends no events just now: it is asked for them", error=error)
 
     def checkpoint(self, partition: int) -> str | None:

@@ -22,8 +22,8 @@ from evermark.delivery.base import BEGINNING, CursorVector, SourcePartition
 from evermark.delivery.status import durable_heads
 from evermark.delivery.store.postgres import PostgresDelivery
 from evermark.errors import EvermarkError
+from evermark.ingest.checkpoint_saver import AWAY
 from evermark.ingest.copying.postgres import StateCopies
-from evermark.ingest.saving import AWAY
 from evermark.log.head import Head, PostgresHeads
 from evermark.observe.health import FailingCopy, HealthBoard, LagWatch, SourceAnswer
 from evermark.observe.logging import get_logger, without_secrets

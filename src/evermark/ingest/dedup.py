@@ -34,8 +34,8 @@ def repeats_to(position: str | None, logged_to: str | None) -> str | None:
     return logged_to if position is not None and logged_to is not None and position <= logged_to else None
 
 
-def excluded_from(start: str, may_repeat_from: str, repeats_to: str | None) -> str | None:
-    """From which position on the log's ids are excluded from a slice that begins at `start`; None: no id is."""
+def looked_up_from(start: str, may_repeat_from: str, repeats_to: str | None) -> str | None:
+    """From which position on the ids of the log are looked up for a slice that begins at `start`; None: none is."""
     if may_repeat_from < start:
         return may_repeat_from
     return start if repeats_to is not None and start <= repeats_to else None
@@ -116,13 +116,13 @@ class Deduplicated:
         batches: Iterator[pa.RecordBatch],
         logged: LoggedIds,
         partition: int,
-        excluded_from: str | None,
+        looked_up_from: str | None,
         recent: RecentIds | None = None,
     ) -> None:
         self._batches = batches
         self._partition = partition
         self._recent = recent
-        self._known = logged.ids_from(partition, excluded_from) if excluded_from is not None else None
+        self._known = logged.ids_from(partition, looked_up_from) if looked_up_from is not None else None
         self.dropped = 0
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from evermark.breaker import BreakerLimits
+from evermark.ingest.checkpoint_saver import SavePolicy
 from evermark.ingest.dedup import RecentLimits
 from evermark.ingest.gaps import GapLimits
-from evermark.ingest.saving import SavePolicy
 
 
 @dataclass(frozen=True)

@@ -18,12 +18,12 @@ from evermark.error_policy import Action, action_for, action_while_reading, back
 from evermark.errors import EvermarkError, GapError, StaleError, known
 from evermark.event import Seen
 from evermark.ingest.copying.steps import Copier
-from evermark.ingest.gather import WHOLE_SOURCE
 from evermark.ingest.reading import ReadPlan
 from evermark.ingest.repair.steps import Repairer, RepairNews, RepairWorks
 from evermark.ingest.repair.watch import RecoveryWatch
 from evermark.ingest.resume import Resume
 from evermark.ingest.take import Fenced, Taken, Taker
+from evermark.ingest.task_reports import WHOLE_SOURCE
 from evermark.runtime import Pause, Steps, Wake, any_set, run_through
 from evermark.sources.base import Source
 

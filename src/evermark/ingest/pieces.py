@@ -16,7 +16,7 @@ from evermark import failpoint
 from evermark.ahead import ahead
 from evermark.errors import EvermarkError, Kind
 from evermark.event import ADDED_SINCE, TAKEN, Op, with_all_columns
-from evermark.ingest.dedup import Deduplicated, RecentIds, excluded_from
+from evermark.ingest.dedup import Deduplicated, RecentIds, looked_up_from
 from evermark.log.read import LogReader
 from evermark.log.write import BatchWriter
 from evermark.sources.base import Fed, Slice, Source
@@ -58,7 +58,7 @@ class Piece:
     batch: int
     start: str
     end: str
-    excluded_from: str | None  # ids that the log holds from here on are left out
+    looked_up_from: str | None  # ids that the log holds from here on are left out
 
     @property
     def where(self) -> dict[str, Any]:
@@ -68,7 +68,7 @@ class Piece:
 def pieces_of(
     source: Source, partition: int, start: str, end: str, batch: int, repeats_to: str | None
 ) -> Sequence[Piece]:
-    exclude = excluded_from(start, source.may_repeat_from(partition, start), repeats_to)
+    exclude = looked_up_from(start, source.may_repeat_from(partition, start), repeats_to)
     return [Piece(piece, batch, start, end, exclude) for piece in source.slices(partition, start, end)]
 
 
@@ -87,7 +87,7 @@ def _write(
 ) -> dict[str, Any]:
     """`kept`: the rows of a small batch are reported, too, to be delivered without being read again."""
     folder, partition = place_of(of.log_folder), piece.slice.partition
-    fresh = Deduplicated(_checked(batches), LogReader(folder), partition, piece.excluded_from, recent)
+    fresh = Deduplicated(_checked(batches), LogReader(folder), partition, piece.looked_up_from, recent)
     controls = _Counter()
     writer = BatchWriter(folder, of.name, partition, piece.batch, kept)
     # A thread that reads ahead costs more than a few rows that have come already.

@@ -14,11 +14,11 @@ from typing import Any, Protocol
 from evermark.error_policy import backoff_s
 from evermark.errors import EvermarkError, GapError
 from evermark.event import Seen
-from evermark.ingest.dedup import RecentIds, excluded_from
+from evermark.ingest.dedup import RecentIds, looked_up_from
 from evermark.ingest.gaps import GapLimits, JumpWatch
-from evermark.ingest.gather import WHOLE_SOURCE, Gathered, gather
 from evermark.ingest.pieces import Piece, error_fields, pieces_of
 from evermark.ingest.take import Taken, Taker, take_each
+from evermark.ingest.task_reports import WHOLE_SOURCE, Gathered, gather
 from evermark.runtime import Pause, Runtime, Steps, Wake, any_set, run_through
 from evermark.sources.base import Fed, Feed, Limit, Slice, Source
 
@@ -158,7 +158,7 @@ class SourceReading:
     limit: Limit
     runtime: Runtime
     write_beside: WritePieces | None = None  # by tasks; None: all pieces are read here
-    on_unfed: Callable[[EvermarkError], None] = lambda _: None  # a feed ended, or did not begin: the source is asked
+    on_feed_ended: Callable[[EvermarkError], None] = lambda _: None  # or did not begin: the source is asked
     on_batch: Callable[[float], None] = lambda _: None  # how many seconds it took to take a batch
     recent: RecentIds | None = None
     gaps: GapLimits = field(default_factory=GapLimits)
@@ -265,15 +265,15 @@ class SourceReading:
                     break
                 self._feeds[partition] = feed
         except EvermarkError as error:
-            self._unfed(error)
+            self._feed_ended(error)
         if len(self._feeds) < len(self._at):
             self._close_feeds()
 
-    def _unfed(self, error: EvermarkError) -> None:
+    def _feed_ended(self, error: EvermarkError) -> None:
         now = self.runtime.monotonic()
         self._choice.failed(now - self._feeds_began, now)
         self._close_feeds()
-        self.on_unfed(error)
+        self.on_feed_ended(error)
 
     def _close_feeds(self) -> None:
         for feed in self._feeds.values():
@@ -290,7 +290,7 @@ class SourceReading:
                 if (fed := feed.next()) is not None
             ]
         except EvermarkError as error:
-            self._unfed(error)
+            self._feed_ended(error)
             return []
         if not rows:
             yield Pause(WAIT_S_MAX, (self._news, *self._ends))
@@ -298,7 +298,7 @@ class SourceReading:
 
     def _piece(self, partition: int, end: str) -> Piece:
         start, source = self._at[partition], self.of.source
-        exclude = excluded_from(start, source.may_repeat_from(partition, start), self._plan.repeats_to.get(partition))
+        exclude = looked_up_from(start, source.may_repeat_from(partition, start), self._plan.repeats_to.get(partition))
         return Piece(Slice(partition, start, end), self._batches[partition] + 1, start, end, exclude)
 
     def _asked(self) -> Steps[list[dict[str, Any]]]:

@@ -2,7 +2,7 @@
 
 files → commit → fsync → log_head → (control events) → checkpoint → confirm. A crash between two steps leaves a state
 from which `begin` goes on. Without control events head and checkpoint are one transaction, if both are in State; a
-checkpoint that is kept elsewhere may wait (`ingest/saving.py`), and the source waits with it.
+checkpoint that is kept elsewhere may wait (`ingest/checkpoint_saver.py`), and the source waits with it.
 Nothing in here knows Spark, Delta or Postgres: the simulator runs this very code.
 """
 
@@ -19,8 +19,8 @@ from evermark import failpoint
 from evermark.breaker import Breaker
 from evermark.checkpoints.base import Checkpoint, CheckpointStore
 from evermark.errors import BusyError, ConflictError, EvermarkError, UnreachableError
+from evermark.ingest.checkpoint_saver import AWAY, CheckpointSaver, SavePolicy, SavingNews
 from evermark.ingest.resume import Resume, resume
-from evermark.ingest.saving import AWAY, CheckpointSaver, SavePolicy, SavingNews
 from evermark.log.base import Append, AppendLog, Tail
 from evermark.log.head import Head, HeadStore
 from evermark.sources.base import Feed, Source

@@ -10,8 +10,8 @@ from typing import Annotated, Any, Self
 from pydantic import Field
 
 from evermark import failpoint
-from evermark.config.asked import asked
 from evermark.config.bots import BotConfig, Named
+from evermark.config.subscription_requests import asked
 from evermark.delivery.base import KEY_CHARS_MAX, KEYS_AT_ONCE_MAX, BotMode, BotSpec, SubscriptionSpec
 from evermark.delivery.decide.registration import unknown_bot
 from evermark.delivery.ports import BotStore

@@ -17,7 +17,7 @@ from typing import Annotated, Any, Protocol, Self, TypeVar
 from pydantic import AfterValidator, Field
 
 from evermark import durations
-from evermark.config.asked import asked, asked_changes
+from evermark.config.subscription_requests import asked, asked_changes
 from evermark.config.subscriptions import SubscriptionConfig, signing_secret
 from evermark.delivery.base import MadeBy, SourcePartition, SubscriptionSpec, SubscriptionState
 from evermark.delivery.decide.answers import Verdict

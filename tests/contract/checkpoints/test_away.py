@@ -14,7 +14,7 @@ from evermark.checkpoints.kinds import CheckpointConfig, open_checkpoints
 from evermark.cluster.base import Holder
 from evermark.cluster.fence import source_lease
 from evermark.errors import UnreachableError
-from evermark.ingest.saving import SavePolicy
+from evermark.ingest.checkpoint_saver import SavePolicy
 from evermark.ingest.take import Taker, take_each
 from evermark.state.connection import State
 from evermark.testing.etcds import Etcd, etcd_server

@@ -219,7 +219,7 @@ def test_d4_bytes_that_are_no_text_fail_their_event_and_no_other(
     with pytest.raises(FormatError):
         row_from_json(parked.event)
     (answer,) = sink.attempt([Try(job.spec, parked.event, 2)], 5)
-    assert (answer.verdict, answer.sent) == (Verdict.EVENT, False)
+    assert (answer.verdict, answer.sent) == (Verdict.REFUSED, False)
 
 
 def test_events_without_the_columns_of_the_log_are_nobodys_fault(receiver: Receiver, sink: WebhookSink) -> None:
@@ -235,5 +235,5 @@ def test_d4_a_retry_that_cannot_be_rendered_is_a_failure_of_its_event(receiver: 
     """GIVEN parked rows of which one is bad WHEN retried THEN it is refused unsent, and the others are delivered."""
     table = _some_bad(3, 1)
     answers = sink.attempt([Try(spec_for(receiver.url), row_json(table, n), 2) for n in range(3)], 5)
-    assert [answer.verdict for answer in answers] == [Verdict.ACCEPTED, Verdict.EVENT, Verdict.ACCEPTED]
+    assert [answer.verdict for answer in answers] == [Verdict.ACCEPTED, Verdict.REFUSED, Verdict.ACCEPTED]
     assert answers[1].reason == "unserialisable: FormatError"

@@ -98,5 +98,5 @@ def test_d6_one_that_is_refused_does_not_hold_its_session_back(receiver: Receive
     """GIVEN one that is refused for its content THEN those behind it are sent: it was tried."""
     receiver.answer = lambda got: 422 if _is_one(got.body) else 200
     answers = sink.attempt(_tries(receiver), 5)
-    assert [answer.verdict for answer in answers] == [Verdict.ACCEPTED, Verdict.EVENT, *[Verdict.ACCEPTED] * 3]
+    assert [answer.verdict for answer in answers] == [Verdict.ACCEPTED, Verdict.REFUSED, *[Verdict.ACCEPTED] * 3]
     assert _came(receiver) == [0, 1, 2, 3, 4]

@@ -514,7 +514,7 @@ def test_parked_deliveries_are_tried_again_with_their_attempt(receiver: Receiver
     tries.append(Try(spec_for(receiver.url, name="other"), row_json(events(3), 2), 4))
     tries.append(Try(spec_for(receiver.url, name="third"), "damaged", 2))
     answers = sink.attempt(tries, 5)
-    assert [answer.verdict for answer in answers] == [Verdict.ACCEPTED, Verdict.EVENT, Verdict.GONE, Verdict.EVENT]
+    assert [answer.verdict for answer in answers] == [Verdict.ACCEPTED, Verdict.REFUSED, Verdict.GONE, Verdict.REFUSED]
     assert (answers[1].status, answers[1].reason) == (422, "HTTP 422")
     attempts = {got.ids[0]: json.loads(got.body)["evermark"]["attempt"] for got in receiver.got}
     assert attempts == {"e0": 2, "e1": 3, "e2": 4}
@@ -534,7 +534,7 @@ def test_a_dead_endpoint_spends_no_attempts_of_the_other_tries(receiver: Receive
     receiver.answer = lambda got: 400 if got.ids == ["e0"] else 200
     table = events(4, keys=2)
     answers = sink.attempt([Try(spec_for(receiver.url, ordered=True), row_json(table, n), 2) for n in range(4)], 5)
-    assert [a.verdict for a in answers] == [Verdict.EVENT, Verdict.ACCEPTED, Verdict.BUSY, Verdict.ACCEPTED]
+    assert [a.verdict for a in answers] == [Verdict.REFUSED, Verdict.ACCEPTED, Verdict.BUSY, Verdict.ACCEPTED]
     assert answers[2].reason == "held behind e0"
     assert "e2" not in receiver.ids
 

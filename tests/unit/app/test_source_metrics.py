@@ -22,12 +22,12 @@ from evermark.breaker import Breaker, BreakerLimits, BreakerState
 from evermark.cluster.holding import LIMITS
 from evermark.errors import GapError, UnreachableError
 from evermark.event import Seen
+from evermark.ingest.checkpoint_saver import SavePolicy
 from evermark.ingest.dedup import RecentLimits
 from evermark.ingest.gaps import GapLimits
 from evermark.ingest.limits import ReadingLimits
 from evermark.ingest.reading import ReadPlan, SourceReading
 from evermark.ingest.repair.base import Choice, Recovery, Step
-from evermark.ingest.saving import SavePolicy
 from evermark.ingest.take import Taken
 from evermark.log.base import LogFile
 from evermark.observe.health import HealthBoard, PartitionHealth, SourceAnswer

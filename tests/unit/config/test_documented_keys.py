@@ -12,7 +12,7 @@ import yaml
 
 from evermark.cli.init import starter
 from evermark.config import load
-from evermark.config.asked import _FIELDS
+from evermark.config.subscription_requests import _FIELDS
 from tests.unit.cli.test_init import switched_on
 from tests.unit.config.config_file import WHSEC, every_model
 

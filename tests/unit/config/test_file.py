@@ -17,10 +17,10 @@ from evermark.breaker import BreakerLimits
 from evermark.checkpoints.kinds import CheckpointConfig, backend_of
 from evermark.config import CustomSource
 from evermark.config.models import ReliabilityConfig
+from evermark.ingest.checkpoint_saver import SavePolicy
 from evermark.ingest.dedup import RecentLimits
 from evermark.ingest.gaps import GapLimits
 from evermark.ingest.limits import ReadingLimits
-from evermark.ingest.saving import SavePolicy
 from evermark.secrets import KeyRef
 from evermark.sources.postgres.settings import PostgresSettings, derived_name
 from evermark.storage.access import Access

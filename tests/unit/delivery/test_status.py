@@ -143,7 +143,7 @@ def test_d7_retries_are_counted_by_what_came_of_them(lines: Lines) -> None:
     answers = [
         Answer(Verdict.ACCEPTED, 204),
         Answer(Verdict.ACCEPTED, 204),
-        Answer(Verdict.EVENT, 422),
+        Answer(Verdict.REFUSED, 422),
         Answer(Verdict.ENDPOINT, 503),
         Answer(Verdict.ENDPOINT, 503, sent=False),
         Answer(Verdict.BUSY, 409),

@@ -15,7 +15,7 @@ from evermark.cluster.base import Holder
 from evermark.cluster.fence import source_lease
 from evermark.cluster.memory import MemoryLeases
 from evermark.errors import GapError
-from evermark.ingest.dedup import excluded_from
+from evermark.ingest.dedup import looked_up_from
 from evermark.ingest.take import Taken, Taker
 from evermark.log.base import LogFile, Tail
 from evermark.log.head import MemoryHeads
@@ -157,7 +157,7 @@ class World:
             at, batch = end, batch + bool(taken.files)
 
     def _read(self, start: str, end: str, batch: int, epoch: int, repeats_to: str | None) -> Taken:
-        exclude = excluded_from(start, self.source.may_repeat_from(0, start), repeats_to)
+        exclude = looked_up_from(start, self.source.may_repeat_from(0, start), repeats_to)
         seen = {
             name
             for a in self.log.commits

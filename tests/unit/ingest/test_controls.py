@@ -12,9 +12,9 @@ import pytest
 from evermark.checkpoints.base import Checkpoint
 from evermark.cluster.base import Holder
 from evermark.cluster.fence import source_lease
-from evermark.ingest.gather import gather
 from evermark.ingest.resume import Resume
 from evermark.ingest.take import Fenced, Taken, Taker, controls_seen_to
+from evermark.ingest.task_reports import gather
 from evermark.log.base import Tail
 from evermark.log.head import Head
 from tests.unit.ingest.ingest_world import CrashError, World

@@ -16,12 +16,12 @@ from evermark.cluster.fence import source_lease
 from evermark.cluster.holding import Candidate
 from evermark.cluster.memory import MemoryLeases
 from evermark.errors import BusyError, EvermarkError, FormatError, GapError, StaleError, UnreachableError
-from evermark.ingest.gather import WHOLE_SOURCE
 from evermark.ingest.owner import LIMITS, IngestLimits, SourceOwner
 from evermark.ingest.reading import ReadPlan
 from evermark.ingest.repair.memory import MemoryRecoveries
 from evermark.ingest.resume import Resume
 from evermark.ingest.take import Taken, Taker
+from evermark.ingest.task_reports import WHOLE_SOURCE
 from evermark.runtime import Pause, Steps, Wake
 from evermark.sources.base import Seen
 from simulator.baton import Baton, BatonRuntime, Process

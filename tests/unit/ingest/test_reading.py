@@ -121,7 +121,7 @@ class Read:
         self.source, self.folder = source, folder
         self.taken: list[Taken] = []
         self.beside: list[int] = []
-        self.unfed: list[EvermarkError] = []
+        self.feeds_ended: list[EvermarkError] = []
         self.took_s: list[float] = []
         self.log = MemoryLog()
         self.runtime = Threads()
@@ -131,7 +131,7 @@ class Read:
             Limit(wait_s=0.0),
             self.runtime,
             self._write_beside,
-            self.unfed.append,
+            self.feeds_ended.append,
             self.took_s.append,
         )
 
@@ -236,7 +236,7 @@ def test_a_feed_that_breaks_is_said_and_the_source_is_asked_again(
 
     assert read.run(3, break_it) == {}
     assert read.ids() == [f"e0-{n}" for n in range(6)]
-    assert [error.message for error in read.unfed] == ["the connection broke"]
+    assert [error.message for error in read.feeds_ended] == ["the connection broke"]
     assert source.feeds[0].closed
     assert source.confirmed[-1] == (0, position(6))
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from evermark.checkpoints.base import Checkpoint
 from evermark.errors import FormatError
-from evermark.ingest.dedup import excluded_from
+from evermark.ingest.dedup import looked_up_from
 from evermark.ingest.resume import Resume, resume
 from evermark.log.base import Tail
 from evermark.log.head import Head
@@ -89,13 +89,13 @@ def test_a_log_that_lacks_a_batch_known_to_be_taken_is_a_gap(
     found = resume(*arguments)
     assert found.batch == tail
     if found.position is not None and tail and found.position <= logged_to:
-        assert excluded_from(found.position, found.position, found.repeats_to) == found.position
+        assert looked_up_from(found.position, found.position, found.repeats_to) == found.position
 
 
 @given(positions, positions, st.none() | positions)
 def test_exclusion_begins_early_enough(start: str, repeats_from: str, repeats_to: str | None) -> None:
     """At or before both the start and where the source may repeat from; none only when nothing can repeat."""
-    excluded = excluded_from(start, repeats_from, repeats_to)
+    excluded = looked_up_from(start, repeats_from, repeats_to)
     if repeats_from < start:
         assert excluded == repeats_from
     elif repeats_to is not None and start <= repeats_to:

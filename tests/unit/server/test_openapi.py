@@ -12,7 +12,7 @@ import pytest
 from starlette.routing import Route
 
 from evermark.config import BotConfig
-from evermark.config.asked import asked, asked_changes
+from evermark.config.subscription_requests import asked, asked_changes
 from evermark.delivery.base import Cursor, GroupWork
 from evermark.delivery.replay.plan import AskedBy, Request
 from evermark.server.api import STATUSES

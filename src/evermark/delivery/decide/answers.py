@@ -7,7 +7,7 @@
 | ENDPOINT | no answer (DNS, connect, TLS, timeout, cut), 408, 425, 429, 5xx,| the subscription waits; no event is   |
 |          | 1xx and 3xx, a refused address, a wrong setting of ours         | parked, no attempt spent              |
 | GONE     | 410, `webhook-delivery: disable`                                | the subscription is disabled          |
-| EVENT    | any other 4xx, `webhook-delivery: park`, too large, cannot be   | this event is parked and retried on   |
+| REFUSED  | any other 4xx, `webhook-delivery: park`, too large, cannot be   | this event is parked and retried on   |
 |          | rendered                                                        | the schedule                          |
 
 A redirect is a failure of the endpoint: it is not followed, which would carry a signed body to an address that is not
@@ -26,7 +26,7 @@ class Verdict(StrEnum):
     BUSY = "busy"
     ENDPOINT = "endpoint"
     GONE = "gone"
-    EVENT = "event"
+    REFUSED = "refused"
 
 
 _ENDPOINT_STATUSES = frozenset({408, 425, 429})
@@ -40,11 +40,11 @@ def classify(answer: int, headers: Mapping[str, str] | None = None) -> Verdict:
     if said == "disable":
         return Verdict.GONE
     if said == "park":
-        return Verdict.EVENT
+        return Verdict.REFUSED
     if answer == 410:
         return Verdict.GONE
     if answer == 409 and headers and "retry-after" in headers:
         return Verdict.BUSY
     if 400 <= answer < 500 and answer not in _ENDPOINT_STATUSES:
-        return Verdict.EVENT
+        return Verdict.REFUSED
     return Verdict.ENDPOINT

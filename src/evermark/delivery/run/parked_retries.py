@@ -103,7 +103,7 @@ def endpoint_outcomes(subscription: Subscription, tried: Sequence[Tried]) -> lis
         return [Outcome(name, Fate.GONE, reason=gone[0].reason)]
     mine = [answer for parked, answer in tried if not parked.event.replay_id]
     outcomes: list[Outcome] = []
-    refused = any(answer.verdict is Verdict.EVENT and answer.status is not None for answer in mine)
+    refused = any(answer.verdict is Verdict.REFUSED and answer.status is not None for answer in mine)
     if subscription.failures and (refused or any(answer.verdict is Verdict.ACCEPTED for answer in mine)):
         outcomes.append(Outcome(name, Fate.DONE, accepted=1))
     failed = [answer for answer in mine if answer.verdict is Verdict.ENDPOINT and not answer.ours]
@@ -118,7 +118,7 @@ def after_answer(
     attempts_before: int, answer: Answer, jitter: float, waits_s: Sequence[float] = RETRY_WAITS_S
 ) -> tuple[int, float | None]:
     """(attempts spent, seconds to wait or None for dead). Only a fault of the event spends an attempt."""
-    if answer.verdict is Verdict.EVENT:
+    if answer.verdict is Verdict.REFUSED:
         return 1, next_attempt(attempts_before + 1, answer.retry_after_s, jitter, waits_s)
     return 0, max(UNSPENT_DELAY_S, answer.retry_after_s or 0.0) * (1 + 0.25 * jitter)
 

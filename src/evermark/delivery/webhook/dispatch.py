@@ -263,11 +263,11 @@ class Dispatch:
             await self._refused(whole.parcels(), answer)
 
     async def _refused(self, parcels: list[Parcel], answer: Answer) -> None:
-        if answer.verdict is Verdict.EVENT and len(parcels) > 1:
+        if answer.verdict is Verdict.REFUSED and len(parcels) > 1:
             half = len(parcels) // 2
             await self._send(parcels[:half])
             await self._send(parcels[half:])
-        elif answer.verdict is Verdict.EVENT:
+        elif answer.verdict is Verdict.REFUSED:
             self._park(parcels[0], answer.reason, answer)
         elif answer.verdict is Verdict.GONE:
             self._stop(Fate.GONE, answer.reason)

@@ -58,7 +58,7 @@ class _Retries:
             try:
                 row = row_from_json(one.event)
             except FormatError as problem:
-                self._answers[n] = Answer(Verdict.EVENT, reason=str(problem), sent=False)
+                self._answers[n] = Answer(Verdict.REFUSED, reason=str(problem), sent=False)
                 continue
             source, stream, *keys = (row.column(of)[0].as_py() for of in ("source", "stream", "key", "previous_key"))
             names: list[Line | int | str] = [(source, stream, key) for key in keys if key is not None]
@@ -81,7 +81,7 @@ class _Retries:
                 self._stopped = replace(answer, sent=False)
             if answer.verdict is Verdict.ACCEPTED:
                 self._trust()
-            elif self._spec.ordered or answer.verdict is not Verdict.EVENT:
+            elif self._spec.ordered or answer.verdict is not Verdict.REFUSED:
                 held = row.column("event_id")[0].as_py()
 
     def _trust(self) -> None:
@@ -96,14 +96,14 @@ class _Retries:
         try:
             (body,) = render(row, how)
         except UNRENDERABLE as problem:
-            return Answer(Verdict.EVENT, reason=f"unserialisable: {type(problem).__name__}", sent=False)
+            return Answer(Verdict.REFUSED, reason=f"unserialisable: {type(problem).__name__}", sent=False)
         ids = row.column("event_id").to_pylist()
         (ident,) = delivery_ids(ids, one.replay_id)
         if one.spec.bundle > 1:
             body, ident = bundle([body], how.style), bundle_id(ids, one.replay_id)
         if len(body) > one.spec.body_bytes_max:
             reason = f"too large: {len(body)} bytes, the limit is {one.spec.body_bytes_max}"
-            return Answer(Verdict.EVENT, reason=reason, sent=False)
+            return Answer(Verdict.REFUSED, reason=reason, sent=False)
         return await self._post(ident, body)
 
     async def _post(self, ident: str, body: bytes) -> Answer:

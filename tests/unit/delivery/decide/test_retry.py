@@ -47,20 +47,20 @@ def test_trouble_of_the_endpoint_blames_no_event(status: int) -> None:
 @given(st.integers(400, 499).filter(lambda status: status not in {408, 409, 410, 425, 429}))
 def test_other_4xx_blame_the_event(status: int) -> None:
     """The receiver looked at it and said no."""
-    assert classify(status, {"retry-after": "3"}) is Verdict.EVENT
+    assert classify(status, {"retry-after": "3"}) is Verdict.REFUSED
 
 
 def test_409_means_busy_only_with_retry_after() -> None:
     """Without it, 409 is a refusal like any other."""
     assert classify(409, {"retry-after": "1"}) is Verdict.BUSY
-    assert classify(409, {}) is Verdict.EVENT
+    assert classify(409, {}) is Verdict.REFUSED
 
 
 def test_410_and_the_explicit_words_of_the_receiver() -> None:
     """disable and park are heard with any status but 2xx."""
     assert classify(410, {}) is Verdict.GONE
     assert classify(503, {"webhook-delivery": " Disable"}) is Verdict.GONE
-    assert classify(503, {"webhook-delivery": "park"}) is Verdict.EVENT
+    assert classify(503, {"webhook-delivery": "park"}) is Verdict.REFUSED
 
 
 def test_the_default_schedule_is_the_one_promised() -> None:
@@ -146,7 +146,7 @@ def test_a_passing_failure_is_asked_again_at_once_but_not_for_ever() -> None:
         (Verdict.ENDPOINT, None, None),  # no answer: it may be dead, and a time-out each would be long
         (Verdict.ENDPOINT, 503, 30.0),  # it said when
         (Verdict.ENDPOINT, 302, None),  # asking again changes nothing
-        (Verdict.EVENT, 422, None),
+        (Verdict.REFUSED, 422, None),
         (Verdict.GONE, 410, None),
         (Verdict.ACCEPTED, 200, None),
     ],

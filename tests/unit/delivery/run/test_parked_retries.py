@@ -33,7 +33,7 @@ from evermark.errors import UnreachableError
 from evermark.testing.contracts.scene import P0, P1, T0, begin, done, event, spec
 
 SOON = T0 + timedelta(minutes=1)  # the first retry is due
-ACCEPTED, REFUSED = Answer(Verdict.ACCEPTED, 204), Answer(Verdict.EVENT, 422, "HTTP 422")
+ACCEPTED, REFUSED = Answer(Verdict.ACCEPTED, 204), Answer(Verdict.REFUSED, 422, "HTTP 422")
 DOWN = Answer(Verdict.ENDPOINT, 503, "HTTP 503")
 
 

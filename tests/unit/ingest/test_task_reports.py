@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evermark.errors import EvermarkError, UnreachableError
-from evermark.ingest.gather import WHOLE_SOURCE, gather
+from evermark.ingest.task_reports import WHOLE_SOURCE, gather
 
 
 def row(partition: int, name: str | None, **more: Any) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import pytest
 from evermark.breaker import Breaker, BreakerLimits, BreakerState
 from evermark.checkpoints.base import Checkpoint
 from evermark.errors import ConflictError, EvermarkError, GapError, StaleError, UnreachableError
-from evermark.ingest.saving import MOVED_S, SavePolicy, SavingNews
+from evermark.ingest.checkpoint_saver import MOVED_S, SavePolicy, SavingNews
 from evermark.ingest.take import Taken, Taker, take_each
 from evermark.log.base import LogFile
 from evermark.log.head import Head, MemoryHeads
@@ -356,7 +356,7 @@ def test_a_store_that_can_only_be_read_keeps_no_partition_from_being_read() -> N
     assert scene.saved == 2000
 
 
-def test_saving_is_about_the_partitions_that_are_read_and_a_failure_is_its_partitions_own() -> None:
+def test_checkpoint_saver_is_about_the_partitions_that_are_read_and_a_failure_is_its_partitions_own() -> None:
     """GIVEN a saved checkpoint WHEN its source cannot be told THEN just that partition fails; and one that is not read
     any more is neither saved nor told."""
     scene = Scene(FIVE_OR_THOUSAND)
