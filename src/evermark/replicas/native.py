@@ -15,6 +15,7 @@ import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -113,8 +114,8 @@ def _indexed(connection: sqlite3.Connection, index: str) -> str:
 
 
 def load(connection: sqlite3.Connection, spec: Table, schemas: Sequence[str]) -> None:
-    """Copy the tables of two attached files, whose pages were checked, into their empty counterparts, within the
-    caller's transaction."""
+    """Copy the tables of two attached files, whose form was checked, into their empty counterparts, within the caller's
+    transaction; `check` goes on meanwhile."""
     row_bytes_max = VALUE_CHARS_MAX // (2 if Kind.BYTES in spec.columns.values() else 1)  # a byte is two characters
     before = connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, row_bytes_max)
     try:
@@ -128,20 +129,22 @@ def load(connection: sqlite3.Connection, spec: Table, schemas: Sequence[str]) ->
         connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, before)
 
 
-def check_pages(spec: Table, files: Sequence[Path], form: Sequence[Sequence[Any]]) -> None:
-    """Comes before all else: the files have just the tables they should have, keys are in order and none comes twice,
-    indexes have what their table has, and no rule of it is broken. For SQLite trusts the pages of a file, and copies
-    cells as they are, whatever a peer has made of them."""
-
-    def check(schema: str, name: str) -> None:
-        with _opened(spec, files) as connection:
-            _check_form(connection, spec, form)
-            (found,) = connection.execute(f'pragma {schema}.integrity_check("{name}")').fetchone()
-            if found != "ok":
-                raise _not_native(spec, str(found)[:200])
-
+def check(spec: Table, files: Sequence[Path], record_sql: str) -> int:
+    """How many versions there are; keys are in order and none comes twice, indexes have what their table has, no rule
+    of it is broken, each row has a version, and every value is of its column's kind. `record_sql` is the record id of a
+    row `b`. For SQLite trusts the pages of a file, and copies cells as they are, whatever a peer has made of them: so
+    what was loaded stays only if this finds nothing."""
     with ThreadPoolExecutor(2) as threads:
-        list(threads.map(check, _SCHEMAS, names_of(spec.name)))
+        list(threads.map(partial(_check_pages, spec, files), _SCHEMAS, names_of(spec.name)))
+    with _opened(spec, files) as connection:
+        return _check_pairs(connection, spec, record_sql)
+
+
+def _check_pages(spec: Table, files: Sequence[Path], schema: str, name: str) -> None:
+    with _opened(spec, files) as connection:
+        (found,) = connection.execute(f'pragma {schema}.integrity_check("{name}")').fetchone()
+        if found != "ok":
+            raise _not_native(spec, str(found)[:200])
 
 
 @contextmanager
@@ -156,28 +159,23 @@ def _opened(spec: Table, files: Sequence[Path]) -> Iterator[sqlite3.Connection]:
         raise _not_native(spec, str(error)) from None
 
 
-def _check_form(connection: sqlite3.Connection, spec: Table, form: Sequence[Sequence[Any]]) -> None:
-    """Nothing of a file is read that was not made by a statement of our own: so no SQL of a peer's is ever run."""
-    found = [
-        list(row)
-        for schema in _SCHEMAS
-        for row in connection.execute(f"select type, name, sql from {schema}.sqlite_master where sql is not null")
-        if row[1] != "sqlite_sequence"
-    ]
+def check_form(spec: Table, files: Sequence[Path], form: Sequence[Sequence[Any]]) -> None:
+    """Comes before all else: nothing of a file is read that was not made by a statement of our own, so no SQL of a
+    peer's is ever run."""
+    with _opened(spec, files) as connection:
+        found = [
+            list(row)
+            for schema in _SCHEMAS
+            for row in connection.execute(f"select type, name, sql from {schema}.sqlite_master where sql is not null")
+            if row[1] != "sqlite_sequence"
+        ]
     if sorted(found) != sorted(map(list, form)):
         raise _not_native(spec, "its tables are others")
 
 
-def check_content(spec: Table, files: Sequence[Path], record_sql: str) -> int:
-    """How many versions there are; each row has one, and every value is of its column's kind. `record_sql` is the
-    record id of a row `b`."""
-    with _opened(spec, files) as connection:
-        return _check_pairs(connection, spec, record_sql)
-
-
 def _check_pairs(connection: sqlite3.Connection, spec: Table, record_sql: str) -> int:
     """Rows, live versions, and pairs of the two that are as they should be: when there are as many of each, every row
-    and every version is in one pair, since none comes twice (`check_pages`). So one pass does for all."""
+    and every version is in one pair, since none comes twice (`_check_pages`). So one pass does for all."""
     rows_from, versions_from = f'main."{spec.name}"', f'versions."{spec.name}_Versions"'
     rows, every = (_count(connection, f"from {where}") for where in (rows_from, versions_from))
     gone = 0 if every == rows else _check_tombstones(connection, spec, versions_from)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import io
+import itertools
 import json
 import os
 import shutil
@@ -44,6 +45,7 @@ class Snapshots:
 
     def __init__(self, folder: Path, chunk_rows: int = CHUNK_ROWS, piece_bytes: int = PIECE_BYTES) -> None:
         self.folder, self._chunk_rows, self._piece_bytes = folder, chunk_rows, piece_bytes
+        self._growing: dict[Path, list[_Growing]] = {}
 
     def make(self, store: ReplicaStore, table: str, now_ms: int) -> Manifest:
         """One consistent cut, under writes; bounded memory. `BusyError` while another is being made of the table."""
@@ -145,6 +147,8 @@ class Snapshots:
         draft = folder / f".{_chunk_file(manifest, number)}"
         draft.write_bytes(data)
         draft.rename(folder / _chunk_file(manifest, number))
+        for file in self._growing_in(folder, manifest):
+            file.take(number, data)
 
     def taken(self, peer: str, manifest: Manifest, table: Table) -> Iterator[pa.Table]:
         """The rows of a snapshot of which no chunk is missing."""
@@ -161,17 +165,21 @@ class Snapshots:
 
     def taken_files(self, peer: str, manifest: Manifest) -> Sequence[Path]:
         """The files of a snapshot of which no chunk is missing, put together."""
-        folder, first = self._taken(peer, manifest), 0
-        files, numbers = list[Path](), list[range]()
-        for at, count in enumerate(manifest.files):
-            files.append(folder / f"file{at}.db")
-            numbers.append(range(first, first + count))
-            first += count
+        folder = self._taken(peer, manifest)
+        files = self._growing_in(folder, manifest)
+        del self._growing[folder]
         with ThreadPoolExecutor(len(files)) as threads:
-            list(threads.map(partial(_put_together, folder, manifest), files, numbers))
-        return files
+            return list(threads.map(_Growing.whole, files))
+
+    def _growing_in(self, folder: Path, manifest: Manifest) -> Sequence[_Growing]:
+        if folder not in self._growing:
+            ends = list(itertools.accumulate(manifest.files))
+            spans = map(range, [0, *ends], ends)
+            self._growing[folder] = [_Growing(folder, manifest, numbers) for numbers in spans]
+        return self._growing[folder]
 
     def done_with(self, peer: str, manifest: Manifest) -> None:
+        self._growing.pop(self._taken(peer, manifest), None)
         shutil.rmtree(self._taken(peer, manifest), ignore_errors=True)
 
     def _taken(self, peer: str, manifest: Manifest) -> Path:
@@ -181,6 +189,34 @@ class Snapshots:
     def _of(self, table: str, *, is_native: bool) -> Sequence[Path]:
         found = [each.id for each in self.list() if each.table == table and bool(each.files) == is_native]
         return [self.folder / name for name in sorted(found)]
+
+
+class _Growing:
+    """A file that is put together while its pieces arrive, in their order; the pieces that an earlier process had set
+    aside come from there. It is this process's own: another one may be taking the same snapshot."""
+
+    def __init__(self, folder: Path, manifest: Manifest, numbers: range) -> None:
+        self._folder, self._manifest, self._numbers = folder, manifest, numbers
+        self._path = folder / f"{numbers.start:06d}.{uuid.uuid4().hex}.db"
+        self._next = numbers.start
+
+    def take(self, number: int, data: bytes) -> None:
+        """A piece that was checked. One that is not the next is left for the end."""
+        if number == self._next and number in self._numbers:
+            with open(self._path, "ab") as file:
+                file.write(_unpacked(self._manifest, number, data))
+            self._next += 1
+
+    def whole(self) -> Path:
+        for number in range(self._next, self._numbers.stop):
+            data = _set_aside(self._folder, self._manifest, number)
+            try:
+                _undamaged(self._manifest, number, data)
+            except FormatError:
+                _throw_away(self._folder, self._manifest, number)
+                raise
+            self.take(number, data)
+        return self._path
 
 
 def _file(number: int, *, is_native: bool = False) -> str:
@@ -207,18 +243,6 @@ def _set_aside(folder: Path, manifest: Manifest, number: int) -> bytes:
             f"{manifest.table}: chunk {number} of the snapshot {manifest.id} was thrown away meanwhile",
             hint="another process of this node syncs with the same peer: it is tried again",
         ) from None
-
-
-def _put_together(folder: Path, manifest: Manifest, path: Path, numbers: Sequence[int]) -> None:
-    with open(path, "wb") as file:
-        for number in numbers:
-            data = _set_aside(folder, manifest, number)
-            try:
-                _undamaged(manifest, number, data)
-            except FormatError:
-                _throw_away(folder, manifest, number)
-                raise
-            file.write(_unpacked(manifest, number, data))
 
 
 def _throw_away(folder: Path, manifest: Manifest, number: int) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import itertools
 import json
 import sqlite3
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from evermark.replicas.sql_store import SqlStore
 from evermark.replicas.values import OURS, Kind, Table
 
 _BUSY_S = 30.0
+_CHECKPOINT_PAGES = 1000  # SQLite's own
 _PARAMETERS = 900  # of one statement
 _TRIGGERS = ("insert", "update", "delete", "moved")
 _SCHEMA = """
@@ -75,10 +77,12 @@ class SqliteStore(SqlStore):
         if str(path) != ":memory:" and not Path(path).exists():
             raise NotFoundError(f"there is no SQLite file {path}", hint="create it with your tables in it first")
         try:
+            self._checkpointing: threading.Thread | None = None
             self._path = None if str(path) == ":memory:" else Path(path)
             self.connection = sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
             self.connection.execute("pragma journal_mode = wal")
             self.connection.execute("pragma synchronous = full")
+            self.connection.execute("pragma cell_size_check = on")  # it reads files of peers
             is_there = "select 1 from sqlite_master where name = 'replication_meta'"
             if self.connection.execute(is_there).fetchone() is None:
                 self.connection.executescript(f"begin immediate;{_SCHEMA}commit;")
@@ -88,6 +92,8 @@ class SqliteStore(SqlStore):
         self._check_format()
 
     def close(self) -> None:
+        if self._checkpointing:
+            self._checkpointing.join()
         self.connection.close()
 
     def _all(self, sql: str, params: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
@@ -351,9 +357,10 @@ class SqliteStore(SqlStore):
 
     def take_dump(self, table: str, cut: Cut, files: Sequence[Path], now_ms: int) -> int:
         spec, form = self._table(table), native.form_of(self.connection, table)
-        native.check_pages(spec, files, form)
+        native.check_form(spec, files, form)
         with self._attached(files) as schemas, ThreadPoolExecutor(1) as threads:
-            checking = threads.submit(native.check_content, spec, files, self._record_sql(spec, "b"))
+            # Beside the load, which is undone if it finds anything: it is waited for before the commit.
+            checking = threads.submit(native.check, spec, files, self._record_sql(spec, "b"))
 
             def load(_: Table, is_empty: bool) -> int:
                 if not is_empty:
@@ -367,7 +374,20 @@ class SqliteStore(SqlStore):
                 self._capture(spec)
                 return checking.result()
 
-            return self._merge(table, cut, load, now_ms)
+            with self._checkpoint_beside():
+                return self._merge(table, cut, load, now_ms)
+
+    @contextmanager
+    def _checkpoint_beside(self) -> Iterator[None]:
+        """What is committed is durable in the WAL; to carry a whole table from there into the file takes as long as to
+        write it, and need not be waited for."""
+        self._run("pragma wal_autocheckpoint = 0")
+        try:
+            yield
+        finally:
+            self._run(f"pragma wal_autocheckpoint = {_CHECKPOINT_PAGES}")
+        self._checkpointing = threading.Thread(target=_checkpoint, args=[self._path], name="checkpoint of the WAL")
+        self._checkpointing.start()
 
     @contextmanager
     def _attached(self, files: Sequence[Path]) -> Iterator[list[str]]:
@@ -387,6 +407,11 @@ class SqliteStore(SqlStore):
     def left_out(self, table: str) -> list[str]:
         rows = self._all("select name from pragma_table_xinfo(?) where hidden = 0", [table])
         return [name for (name,) in rows if name not in self._table(table).columns]
+
+
+def _checkpoint(path: Path) -> None:
+    with suppress(sqlite3.Error), closing(sqlite3.connect(path)) as connection:  # if it fails, the next commit does it
+        connection.execute("pragma wal_checkpoint(passive)")
 
 
 def _values_of(table: Table, rows: pa.Table) -> list[list[Any]]:

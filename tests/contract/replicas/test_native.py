@@ -281,7 +281,7 @@ def test_r11_writers_go_on_while_files_are_made_and_are_in_them_whole_or_not_at_
     with native.dumping(tmp_path / "a.db", folder, "orders", form) as dumped:
         a.put(2, "later")
         files = dumped()
-    assert native.check_content(store.tables()["orders"], files, 'cast(b."id" as text)') == 1
+    assert native.check(store.tables()["orders"], files, 'cast(b."id" as text)') == 1
 
 
 def test_r11_a_bootstrap_by_files_goes_on_with_what_is_missing(make: Make) -> None:

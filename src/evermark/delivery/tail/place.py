@@ -44,7 +44,7 @@ Places = Mapping[SourcePartition, Point]
 class Why(StrEnum):
     STALE = "stale"  # the source cannot give what comes next, or a person let a gap be
     GONE = "gone"  # the log no longer has the events after the client's place
-    AHEAD = "ahead"  # the client's place is behind the end of the log: the log is not the one that made it
+    AHEAD = "ahead"  # the client's place, or a gap it was told of, is later than any here: the log did not make it
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,9 @@ class Trouble:
 
     number: int
     said: str
+
+
+_NO_TROUBLE = Trouble(0, "")
 
 
 def entry(place: SourcePartition, point: Point) -> str:
@@ -143,10 +146,12 @@ def resumed(asked: Places, end: Places, troubles: Mapping[SourcePartition, Troub
             said = f"the id is at batch {cursor.batch}, and the log ends with batch {last.cursor.batch}"
             told.append(Resync(place, Why.AHEAD, said))
             cursor = last.cursor
-        trouble = troubles.get(place)
-        if trouble is not None and trouble.number > mine.resync:
+        trouble = troubles.get(place, _NO_TROUBLE)
+        if trouble.number > mine.resync:
             told.append(Resync(place, Why.STALE, trouble.said))
-        found[place] = Point(cursor, trouble.number if trouble is not None else mine.resync)
+        elif trouble.number < mine.resync:
+            told.append(Resync(place, Why.AHEAD, f"the id knows of gap {mine.resync}, and there was none so late"))
+        found[place] = Point(cursor, trouble.number)
     return found, told
 
 

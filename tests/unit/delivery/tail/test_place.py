@@ -9,7 +9,19 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from evermark.delivery.base import Cursor, SourcePartition
-from evermark.delivery.tail.place import ID_CHARS_MAX, Point, entry, gone, id_before, id_of, places_of, require_few
+from evermark.delivery.tail.place import (
+    ID_CHARS_MAX,
+    Point,
+    Trouble,
+    Why,
+    entry,
+    gone,
+    id_before,
+    id_of,
+    places_of,
+    require_few,
+    resumed,
+)
 from evermark.errors import ConfigError
 
 NAMES = st.from_regex(r"[a-z][a-z0-9_]{0,20}", fullmatch=True) | st.text(min_size=1, max_size=5)
@@ -66,3 +78,12 @@ def test_what_the_log_no_longer_has_is_known_by_its_first_batch(
 ) -> None:
     """GIVEN the first batch that the log has, of nine WHEN a client goes on THEN it is told iff its next is gone."""
     assert (gone(SourcePartition("shop", 0), cursor, first, 9) is not None) == is_gone
+
+
+def test_an_id_that_knows_of_a_later_gap_than_state_is_of_another_state() -> None:
+    """GIVEN an id with a gap that State never had WHEN a client goes on from it THEN it is told, and once only."""
+    place, end = SourcePartition("shop", 0), Cursor(5)
+    for troubles in ({}, {place: Trouble(2, "lost")}):
+        places, told = resumed({place: Point(end, 7)}, {place: Point(end)}, troubles)
+        assert [each.why for each in told] == [Why.AHEAD]
+        assert resumed(places, {place: Point(end)}, troubles) == (places, [])
