@@ -36,6 +36,7 @@ from evermark.predicate.fragment import string_sql
 from evermark.secrets import SecretBox
 from evermark.spark.job import Report, engine_error, run_tasks
 from evermark.spark.match import wanted_by
+from evermark.spark.parts import Slots
 from evermark.spark.posting import outcome_fields, outcome_of
 from evermark.spark.session import sql_session
 
@@ -167,8 +168,10 @@ class SparkReplays:
         context: SparkContext,
         box: SecretBox,
         share_rates: Callable[[], AbstractContextManager[None]] = nullcontext,
+        lanes: int = 0,
     ) -> None:
         self._share_rates = share_rates
+        self._slots = Slots(context, lanes)
         self._context = context
         self._box = box
         self._finders = ThreadPoolExecutor(FINDERS, thread_name_prefix="replay-find")

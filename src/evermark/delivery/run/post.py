@@ -21,6 +21,7 @@ from evermark.ahead import ahead
 from evermark.delivery.base import Fate, HeldKey, Outcome, ParkedEvent, SourcePartition, SubscriptionSpec
 from evermark.delivery.bots.forward import forwarded, waiting
 from evermark.delivery.decide.expiry import with_expired, without_expired
+from evermark.delivery.decide.key_parts import part_numbers
 from evermark.delivery.decide.matching import expanded
 from evermark.delivery.sinks import Sinks
 from evermark.delivery.webhook.base import Job, Line
@@ -96,7 +97,7 @@ class Posting:
         pieces: Iterator[tuple[list[Job], Late]]
         if found is not None:
             pieces = map(self._jobs, found)
-        elif addresses is None and all(is_at_hand(one.span) for one in self.assignments):
+        elif addresses is None and all(is_at_hand(one.span) and one.part is None for one in self.assignments):
             pieces = map(self._jobs, self._at_hand())
         else:
             places = gathered(self._found_here() if addresses is None else addresses)
@@ -118,11 +119,16 @@ class Posting:
         require_codes(paths_of(self.assignments))
         for span, numbers in by_span(self.assignments):
             where = (span.paths, span.place.partition, span.after, span.to)
-            found = row_addresses(*where, exact=span.exact, through=span.begun.through)
+            parts = {n: part for n in numbers if (part := self.assignments[n].part) is not None}
+            found = row_addresses(*where, exact=span.exact, through=span.begun.through, keys=bool(parts))
+            of_part = {n: part_numbers(pa.table(found.keys), part.of) == part.number for n, part in parts.items()}
             # Piece by piece: a batch may have millions of rows, and thousands of subscriptions may want each row.
             size = max(1, min(_CHUNK_ROWS, _CHUNK_MATCHES // len(numbers)))
             for start in range(0, len(found.codes), size):
                 rows, of = self._matched(found.streams.slice(start, size), found.ops.slice(start, size), numbers)
+                for number, mine in of_part.items():
+                    kept = (of != number) | mine[start + rows]
+                    rows, of = rows[kept], of[kept]
                 yield found.codes[start + rows], found.numbers[start + rows], of
 
     def _at_hand(self) -> Iterator[MatchedRows]:
