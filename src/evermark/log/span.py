@@ -72,9 +72,10 @@ def row_addresses(
     found = pa.concat_tables(tables)
     if not whole and not in_order(*(found[name] for name in _ORDERED)):
         found = found.take(pc.sort_indices(found, sort_keys=[(name, "ascending") for name in _ORDERED]))
-    columns = [found[name] for name in ("stream", "op", *_ORDERED)]
+    streams, ops, batches, positions = (found[name] for name in ("stream", "op", *_ORDERED))
     named = found.select(["stream", "op", *(field.name for field in _KEYS)]) if keys else None
-    return RowAddresses(found["code"].to_numpy(), found["number"].to_numpy(), *columns, named)
+    codes, numbers = (found[name].to_numpy() for name in ("code", "number"))
+    return RowAddresses(codes, numbers, streams, ops, batches, positions, named)
 
 
 def _in_group(

@@ -8,7 +8,7 @@ nothing is settled before all parts have said how far they came.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -69,13 +69,21 @@ class PostHere:
 
 @dataclass(frozen=True)
 class PostApart:
-    """Several of them, each with its own subscriptions, or parts of one."""
+    """Several tasks, each with its own subscriptions, or parts of one."""
 
-    posts: tuple[PostHere, ...]
+    posts: tuple[Callable[[int], Iterable[Report]], ...]
 
     def __call__(self, number: int) -> Iterator[Report]:
         for row in self.posts[number](number):
             yield {**row, "task": number}
+
+
+def by_task(rows: Iterable[Report], tasks: int) -> list[list[Report]]:
+    """What each of them told, also where that is nothing."""
+    found: list[list[Report]] = [[] for _ in range(tasks)]
+    for row in rows:
+        found[row["task"]].append(row)
+    return found
 
 
 def shared_out(assignments: Sequence[Assignment], tasks_max: int) -> list[tuple[Assignment, ...]]:
@@ -101,13 +109,10 @@ def outcomes_of(
     assignments: Sequence[Assignment], tasks: Sequence[Sequence[Assignment]], rows: Iterable[Report]
 ) -> list[Outcome]:
     """One outcome for each assignment, from the reports of the tasks it was shared out to."""
-    reports: list[list[Report]] = [[] for _ in tasks]
-    for row in rows:
-        reports[row["task"]].append(row)
     whole: list[Result] = []
     # Of a subscription that was cut, by name: the results of each part. A part without any wanted nothing.
     cut: dict[str, list[list[Result]]] = {}
-    for mine, told in zip(tasks, reports, strict=True):
+    for mine, told in zip(tasks, by_task(rows, len(tasks)), strict=True):
         parts = {one.spec.name: list[Result]() for one in mine if one.part is not None}
         for result in results_of(mine, told):
             parts.get(result.subscription, whole).append(result)

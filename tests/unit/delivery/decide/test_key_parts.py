@@ -1,4 +1,4 @@
-"""A hot subscription in parts by key: each event in one, order within one, and no event passed that a part still owes."""
+"""A hot subscription in parts by key: each event is in one, order holds, no event is passed that a part still owes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,9 @@ def test_events_that_keep_their_order_are_in_one_part(of: list[dict[str, str | N
     assert len(numbers) == len(of) and all(0 <= number < parts for number in numbers)
     if not of:
         return
-    lines = keys_of(table([{"source": "shop", **row} for row in of]).append_column("source", pa.array(["shop"] * len(of))))
+    lines = keys_of(
+        table([{"source": "shop", **row} for row in of]).append_column("source", pa.array(["shop"] * len(of)))
+    )
     home: dict[int, int] = {}
     for line, number in zip(lines.lines.tolist(), numbers.tolist(), strict=True):
         assert home.setdefault(line, number) == number
