@@ -54,6 +54,7 @@ class KeyPart:
 
     number: int
     of: int
+    rows_max: int | None = None  # the first so many events of all parts together; None: all
 
 
 @dataclass(frozen=True)

@@ -65,10 +65,14 @@ class SparkDeliverer(SparkReplays):
         failed = f"delivery of batches {spans} failed"
         if here:
             with self._slots.tasks() as most:
-                parts = shared_out(cut_by_key(mine, most if options.sends else 1), most)
+                turn = self._paces.rows_max(mine, most, options) if most > 1 else {}
+                parts = shared_out(cut_by_key(mine, most if options.sends else 1, turn), most)
                 apart = PostApart(tuple(PostHere(self._posting(part, options)) for part in parts))
                 rows = run_tasks(self._context, len(parts), apart, failed)
-            return timed(outcomes_of(assignments, parts, rows))
+            outcomes = timed(outcomes_of(assignments, parts, rows))
+            if turn:
+                self._paces.learn(parts, outcomes, rows)
+            return outcomes
         try:
             found = self._wanted(mine).mapInArrow(PostFound(posting), ROW_DDL).collect()
         except Exception as error:

@@ -15,10 +15,10 @@ from typing import Any
 
 from pyspark import SparkContext
 
-from evermark.delivery.base import Outcome
-from evermark.delivery.decide.key_parts import joined
+from evermark.delivery.base import Fate, Outcome
+from evermark.delivery.decide.key_parts import joined, pace_after, rows_in
 from evermark.delivery.run.post import Posting
-from evermark.delivery.work import Assignment, Result, fold
+from evermark.delivery.work import Assignment, DeliveryOptions, Result, fold
 from evermark.spark.job import Report
 from evermark.spark.posting import outcome_fields, outcome_of
 
@@ -48,6 +48,30 @@ class Slots:
         finally:
             with self._lock:
                 self._calls -= 1
+
+
+class Paces:
+    """How many events of a subscription in parts a turn takes: as many as all parts can post in its time. What the
+    quicker ones post beyond the slowest is posted again, each turn, if one of them never ends.
+    """
+
+    def __init__(self) -> None:
+        self._per_s: dict[str, float] = {}
+
+    def rows_max(self, assignments: Sequence[Assignment], tasks: int, options: DeliveryOptions) -> dict[str, int]:
+        """By name. The live group has no turns: what it is sent ends with the span."""
+        if not options.historical or options.budget_s is None:
+            return {}
+        return {one.spec.name: rows_in(self._per_s.get(one.spec.name), tasks, options.budget_s) for one in assignments}
+
+    def learn(self, tasks: Sequence[Sequence[Assignment]], outcomes: Sequence[Outcome], rows: Iterable[Report]) -> None:
+        cut = {one.spec.name for mine in tasks for one in mine if one.part is not None}
+        late = {row["subscription"] for row in rows if row["fate"] != Fate.DONE and row["took_s"] is not None}
+        for one in outcomes:
+            name, known = one.subscription, self._per_s.get(one.subscription)
+            pace = pace_after(known, one, cut=name in cut, ended=name not in late)
+            if pace is not None:
+                self._per_s[name] = pace
 
 
 def slots_of(context: SparkContext) -> int:

@@ -39,7 +39,7 @@ from evermark.predicate.fragment import string_sql
 from evermark.secrets import SecretBox
 from evermark.spark.job import Report, engine_error, run_tasks
 from evermark.spark.match import wanted_by
-from evermark.spark.parts import PostApart, Slots, by_task
+from evermark.spark.parts import Paces, PostApart, Slots, by_task
 from evermark.spark.posting import outcome_fields, outcome_of
 from evermark.spark.session import sql_session
 
@@ -206,7 +206,7 @@ class SparkReplays:
         lanes: int = 0,
     ) -> None:
         self._share_rates = share_rates
-        self._slots = Slots(context, lanes)
+        self._slots, self._paces = Slots(context, lanes), Paces()
         self._context = context
         self._box = box
         self._finders = ThreadPoolExecutor(FINDERS, thread_name_prefix="replay-find")

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,9 +17,11 @@ import pytest
 
 from evermark.delivery.base import Cursor, Fate, ParkedEvent, SourcePartition, SubscriptionSpec
 from evermark.delivery.decide import key_parts
+from evermark.delivery.decide.key_parts import joined
 from evermark.delivery.replay.plan import ReplayWork
 from evermark.delivery.replay.timeslice import Mark, TimeSlice
-from evermark.delivery.work import Assignment, DeliveryOptions, Span
+from evermark.delivery.run.post import Posting
+from evermark.delivery.work import Assignment, DeliveryOptions, KeyPart, Span
 from evermark.event import taken_batch
 from evermark.log.write import BatchWriter
 from evermark.secrets import KeyRef, SecretBox
@@ -135,6 +138,26 @@ def test_one_replay_in_parts_sends_each_event_once_in_the_order_of_its_key(fille
         some = made().replay(replace(filled.replay(listener.url), rows_max=500))
         assert some.mark == Mark(NOON + timedelta(milliseconds=499), filled.ids[499])
         assert sorted(record.event.id for record in listener.records) == filled.ids[:500]
+
+
+def test_d1_parts_of_a_turn_that_takes_fewer_events_all_end_at_the_same_place(filled: Filled) -> None:
+    """GIVEN a turn of 450 events WHEN each part is posted THEN together these came, and the cursor is behind the last;
+    also for a part that has none of them.
+    """
+    box = SecretBox(KeyRef("env", "NOT_NEEDED"))
+    with Listener() as listener:
+        whole = filled.assignment(listener.url)
+        whole = replace(whole, spec=replace(whole.spec, streams=("public.orders",)))
+        for rows in (450, 1):
+            listener.records.clear()
+            parts = [replace(whole, part=KeyPart(n, PARTS, rows)) for n in range(PARTS)]
+            options = DeliveryOptions(budget_s=60, historical=True)
+            told = [list(chain.from_iterable(Posting((one,), box, options).results())) for one in parts]
+            found = joined(whole, told)
+            wanted = [n for n in range(ROWS) if n % 8][:rows]
+            assert sorted(record.event.id for record in listener.records) == [filled.ids[n] for n in wanted]
+            at = Cursor((wanted[-1]) // (ROWS // 2), f"{wanted[-1]:06}")
+            assert (found.fate, found.reached, found.accepted) == (Fate.UNFINISHED, at, rows)
 
 
 def killed_once(folder: Path, at: int) -> Callable[[], AbstractContextManager[None]]:

@@ -9,7 +9,7 @@ far as every part has come.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
 from typing import cast
@@ -28,6 +28,9 @@ I64 = npt.NDArray[np.int64]
 # Smaller parts are not worth a task, and with fewer connections a task would mostly wait.
 PART_ROWS_MIN = 500
 PART_CONNECTIONS_MIN = 4
+# Of the time of a turn; and how a pace grows with each turn in one piece.
+_OF_BUDGET = 0.7
+_GROWS, _PER_S_MAX = 1.05, 1_000_000.0
 
 
 def part_numbers(keys: pa.Table, parts: int) -> I64:
@@ -64,17 +67,39 @@ def share_of(spec: SubscriptionSpec, part: KeyPart) -> SubscriptionSpec:
     return replace(spec, concurrency=each + (part.number < left))
 
 
-def cut_by_key(assignments: Sequence[Assignment], tasks: int) -> list[Assignment]:
+def cut_by_key(
+    assignments: Sequence[Assignment], tasks: int, rows_max: Mapping[str, int] | None = None
+) -> list[Assignment]:
     """The same assignments; those with more rows than a task's share of all rows, in parts of at least that share. So
-    there are never more of these parts than tasks.
+    there are never more of these parts than tasks. `rows_max`: by name, so many events of it at most, if it is cut.
     """
     rows = sum(one.span.rows for one in assignments)
     found: list[Assignment] = []
     for one in assignments:
         fair = one.span.rows * tasks // max(1, rows)
-        parts = min(fair, parts_max(one.spec, one.span.rows, probe=one.probe)) if tasks > 1 else 1
-        found += [_part(one, KeyPart(n, parts)) for n in range(parts)] if parts > 1 else [one]
+        most = (rows_max or {}).get(one.spec.name)
+        mine = one.span.rows if most is None else min(most, one.span.rows)
+        parts = min(fair, parts_max(one.spec, mine, probe=one.probe)) if tasks > 1 else 1
+        found += [_part(one, KeyPart(n, parts, most)) for n in range(parts)] if parts > 1 else [one]
     return found
+
+
+def pace_after(per_s: float | None, outcome: Outcome, *, cut: bool, ended: bool) -> float | None:
+    """Events a second of a subscription in parts, for the next turn; None: not known.
+
+    `ended`: all parts did what the turn asked of them. If not, what the quicker ones had sent is sent again: the next
+    turn asks for half. A subscription that is in one piece, because parts were too slow, is tried in parts again later.
+    """
+    if not cut:
+        return None if per_s is None else min(_PER_S_MAX, per_s * _GROWS)
+    if not outcome.took_s or not outcome.accepted:
+        return per_s
+    return outcome.accepted / outcome.took_s / (1 if ended else 2)
+
+
+def rows_in(per_s: float | None, parts: int, budget_s: float) -> int:
+    """How many events parts should post in a turn; some time is left, since none may be late."""
+    return 2 * PART_ROWS_MIN * parts if per_s is None else int(per_s * budget_s * _OF_BUDGET)
 
 
 def _part(one: Assignment, part: KeyPart) -> Assignment:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evermark.delivery.base import Cursor, Fate, Outcome
-from evermark.delivery.decide.key_parts import cursor_at, joined, part_numbers
+from evermark.delivery.decide.key_parts import PART_ROWS_MIN, cursor_at, joined, pace_after, part_numbers, rows_in
 from evermark.delivery.webhook.ordering import keys_of
 from evermark.delivery.work import Assignment, Result, Span
 from evermark.testing.contracts.scene import P0, event, spec
@@ -157,3 +157,25 @@ def test_d1_the_cursor_goes_as_far_as_the_slowest_part_and_a_part_that_wants_not
     assert (found.reached, found.fate, found.accepted, found.parked) == (Cursor(AFTER, "0004"), Fate.UNFINISHED, 8, ())
     assert found.took_s == 2.0
     assert joined(assignment, [done, []]).reached == Cursor(AFTER + 2)
+
+
+def test_a_turn_in_parts_asks_for_what_all_parts_can_post_in_its_time() -> None:
+    """GIVEN a turn whose parts ended THEN the next asks for a little less than the time allows; one whose parts did not
+    end asks for half, until parts are not worth it; a subscription in one piece is tried in parts again later.
+    """
+    first = rows_in(None, 3, 2.0)
+    assert first >= 3 * PART_ROWS_MIN
+    outcome = Outcome("a", Fate.UNFINISHED, 3_000, took_s=1.0)
+    well = pace_after(None, outcome, cut=True, ended=True)
+    assert 3_000 < rows_in(well, 3, 2.0) < 6_000
+    assert rows_in(pace_after(well, outcome, cut=True, ended=False), 3, 2.0) == rows_in(well, 3, 2.0) // 2
+    # WHEN one key has most of the events, and the other parts send theirs again and again
+    slow = pace_after(well, Outcome("a", Fate.UNFINISHED, 1_000, took_s=2.0), cut=True, ended=False)
+    assert rows_in(slow, 3, 2.0) < 2 * PART_ROWS_MIN
+    turns = 0
+    while rows_in(slow, 3, 2.0) < 2 * PART_ROWS_MIN:
+        slow, turns = pace_after(slow, outcome, cut=False, ended=True), turns + 1
+    assert 5 < turns < 50
+    # WHEN nothing is known of it THEN it is not remembered
+    assert pace_after(None, outcome, cut=False, ended=True) is None
+    assert pace_after(5.0, Outcome("a", Fate.DONE, took_s=0.0), cut=True, ended=True) == 5.0
