@@ -1,10 +1,10 @@
-"""The same work on one and on two executors of one core each: a replay and a catching up of several subscriptions, of a
-thousand subscriptions, and the taking of block streams with 1, 4 and 16 partitions.
+"""The same work on one and on two executors of one core each: one replay and one hot subscription, which tasks share by
+key; four of each; a thousand subscriptions; and the taking of block streams with 1, 4 and 16 partitions.
 
-A real standalone cluster; receivers that answer after 20 ms, with the concurrency of one subscription for each task: a
-receiver that computes on the same cores would hide what an executor adds. Each subscription is a job of its own, as
-replays and subscriptions that are behind are served; a thousand share four jobs, as those that are behind share turns.
-The node of the block streams answers after 20 ms, too. `cores_max` decides how many executors there are.
+A real standalone cluster; receivers that answer after 20 ms, with 20 connections for each task: one that computes
+on the same cores would hide what an executor adds. Of four each subscription is a job of its own, as replays and
+subscriptions that are behind are served; a thousand share four jobs, as those that are behind share turns. The node of
+the block streams answers after 20 ms, too. `cores_max` decides how many executors there are.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -48,7 +49,7 @@ _SUBSCRIPTIONS = 4
 _MANY_SUBSCRIPTIONS = 1_000
 _STREAMS, _BLOCK_EVENTS = 64, 40_000
 _PARTITIONS = (1, 4, 16)
-_LATE_S = 0.02
+_LATE_S, _CONNECTIONS = 0.02, 20
 _JOBS, _JOBS_AT_ONCE = 200, 8
 _SECOND = timedelta(seconds=1)
 _IDENT = re.compile(rb'"evermark":\{"v":1,"id":"([^"]+)"')
@@ -112,10 +113,17 @@ class _Streams:
 
 class _Bench:
     def __init__(
-        self, report: Report, folder: Path, cluster: SparkCluster, log: _Log, wide: _Log, streams: _Streams, jobs: int
+        self,
+        report: Report,
+        folder: Path,
+        cluster: SparkCluster,
+        logs: tuple[_Log, _Log, _Log],
+        streams: _Streams,
+        jobs: int,
     ) -> None:
-        self._report, self._folder, self._cluster, self._log = report, folder, cluster, log
-        self._wide, self._streams, self._jobs = wide, streams, jobs
+        self._report, self._folder, self._cluster = report, folder, cluster
+        self._log, self._hot, self._wide = logs
+        self._streams, self._jobs = streams, jobs
         self._box = box_in(folder)
 
     def on(self, executors: int) -> dict[str, float]:
@@ -135,15 +143,17 @@ class _Bench:
             until(lambda: len(spark.statusTracker().getExecutorInfos()) == executors + 1, "the executors have come")
             deliverer = SparkDeliverer(context, self._box)
 
-            def replay(spec: SubscriptionSpec) -> bool:
-                return deliverer.replay(self._log.replay(spec)).outcome.fate is Fate.DONE
+            def replay(log: _Log, spec: SubscriptionSpec) -> bool:
+                return deliverer.replay(log.replay(spec)).outcome.fate is Fate.DONE
 
-            def catch_up(spec: SubscriptionSpec) -> bool:
-                found = deliverer.deliver([self._log.assignment(spec)], DeliveryOptions(historical=True))
+            def catch_up(log: _Log, spec: SubscriptionSpec) -> bool:
+                found = deliverer.deliver([log.assignment(spec)], DeliveryOptions(historical=True))
                 return found[0].fate is Fate.DONE
 
             self._rate(replay)  # each executor starts its Python
-            rates = {"replay": self._rate(replay), "deliver": self._rate(catch_up)}
+            rates = {"four_replays": self._rate(replay), "four_subscriptions": self._rate(catch_up)}
+            for name, work in (("replay", replay), ("deliver", catch_up)):
+                rates[name] = self._rate(work, self._hot, 1, _CONNECTIONS * executors)
             rates["subscriptions"] = self._subscriptions_rate(deliverer)
             for partitions in _PARTITIONS:
                 rates[f"ingest_{partitions}_partitions"] = self._streams.rate(self._report, context, partitions)
@@ -162,21 +172,28 @@ class _Bench:
             list(pool.map(lambda _: run_tasks(context, 1, nothing, "an empty job failed"), range(self._jobs)))
         self._report.figures["jobs_per_s"] = self._jobs / (time.perf_counter() - began)
 
-    def _rate(self, work: Callable[[SubscriptionSpec], bool]) -> float:
-        paths = [self._folder / f"received-{n}" for n in range(_SUBSCRIPTIONS)]
+    def _rate(
+        self,
+        work: Callable[[_Log, SubscriptionSpec], bool],
+        log: _Log | None = None,
+        subscriptions: int = _SUBSCRIPTIONS,
+        connections: int = _CONNECTIONS,
+    ) -> float:
+        given = log or self._log
+        paths = [self._folder / f"received-{n}" for n in range(subscriptions)]
         with ExitStack() as stack:
             receivers = [stack.enter_context(ReceiverProcess(path, _LATE_S)) for path in paths]
-            specs = [self._spec(number, receiver) for number, receiver in enumerate(receivers)]
+            specs = [replace(self._spec(n, receiver), concurrency=connections) for n, receiver in enumerate(receivers)]
             began = time.perf_counter()
-            with ThreadPoolExecutor(_SUBSCRIPTIONS) as pool:
-                if not all(pool.map(work, specs)):
+            with ThreadPoolExecutor(subscriptions) as pool:
+                if not all(pool.map(lambda spec: work(given, spec), specs)):
                     raise EvermarkError("a delivery was not done", hint="see spark.log")
             seconds = time.perf_counter() - began
         for path in paths:
             seen: Sequence[bytes] = _IDENT.findall(path.read_bytes())
-            self._report.lost += self._log.rows - len(set(seen)) + len(seen) - len(set(seen))
+            self._report.lost += given.rows - len(set(seen)) + len(seen) - len(set(seen))
             path.unlink()
-        return _SUBSCRIPTIONS * self._log.rows / seconds
+        return subscriptions * given.rows / seconds
 
     def _subscriptions_rate(self, deliverer: SparkDeliverer) -> float:
         """A stream for each of the subscriptions, which share as many jobs as there are receivers."""
@@ -217,6 +234,7 @@ def run(scale: float, folder: Path) -> Report:
     report = Report()
     os.environ["JAVA_HOME"] = str(ensure_java(folder / "java"))
     log = _Log(folder / "log", max(500, int(_EVENTS * scale)))
+    hot = _Log(folder / "hot", _SUBSCRIPTIONS * log.rows)
     wide = _Log(folder / "wide", max(_MANY_SUBSCRIPTIONS, int(4 * _MANY_SUBSCRIPTIONS * scale)), _MANY_SUBSCRIPTIONS)
     env = {name: os.environ[name] for name in ("PATH", "PYTHONPATH", "HOME") if name in os.environ}
     (folder / "cluster").mkdir()
@@ -229,14 +247,14 @@ def run(scale: float, folder: Path) -> Report:
         cluster = stack.enter_context(spark_cluster(folder / "cluster", cores=1, env=env))
         for worker in cluster.workers:
             worker.start()
-        bench = _Bench(report, folder, cluster, log, wide, streams, max(_JOBS // 5, int(_JOBS * scale)))
+        bench = _Bench(report, folder, cluster, (log, hot, wide), streams, max(_JOBS // 5, int(_JOBS * scale)))
         for _ in range(2 if scale >= 1 else 1):
             for executors in (1, 2):
                 for what, rate in bench.on(executors).items():
                     say(f"{executors} executors: {what} {rate:,.0f}/s")
                     rates.setdefault(f"{what}_{executors}", []).append(rate)
     middle = {name: report.spread(f"{name}_per_s", found) for name, found in rates.items()}
-    for what in ("replay", "deliver", "subscriptions"):
+    for what in ("replay", "deliver", "subscriptions", "four_replays", "four_subscriptions"):
         report.ratios[f"two_cores_{what}"] = middle[f"{what}_2"] / middle[f"{what}_1"]
     most, one = f"ingest_{max(_PARTITIONS)}_partitions", f"ingest_{min(_PARTITIONS)}_partitions"
     report.ratios["two_cores_ingest"] = middle[f"{most}_2"] / middle[f"{most}_1"]

@@ -119,7 +119,7 @@ class Lanes:
         self._log = get_logger(part="lanes")
         parts = works[0].parts
         rates = SharedRates(parts.state_dsn, schema_for(parts.name))
-        deliverer = SparkDeliverer(context, box, rates.shared)
+        deliverer = SparkDeliverer(context, box, rates.shared, len(works))
         serves: dict[str, Callable[..., Any]] = {
             "lane": self._work_of,
             "write_pieces": lambda of, pieces: written_by_tasks(context, of, pieces),

@@ -49,6 +49,15 @@ class Span:
 
 
 @dataclass(frozen=True)
+class KeyPart:
+    """One of the `of` parts into which a subscription's events are divided by key (`decide/key_parts.py`)."""
+
+    number: int
+    of: int
+    rows_max: int | None = None  # the first so many events of all parts together; None: all
+
+
+@dataclass(frozen=True)
 class Assignment:
     """A span on its way to one subscription."""
 
@@ -58,6 +67,7 @@ class Assignment:
     expires_before: datetime | None = None  # events taken earlier are passed over, and counted
     bot: BotView | None = None  # of a bot: its memberships, and the session keys it has
     parked_room: int | None = None  # how many more may be parked; None: the subscription's `parked_max`
+    part: KeyPart | None = None  # only the events of this part; None: all
 
 
 @dataclass(frozen=True)

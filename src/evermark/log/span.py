@@ -31,6 +31,7 @@ _SCHEMA = pa.schema(
         ("number", pa.int64()),
     ]
 )
+_KEYS = (pa.field("key", pa.string()), pa.field("previous_key", pa.string()))
 
 
 @dataclass(frozen=True)
@@ -43,16 +44,18 @@ class RowAddresses:
     ops: pa.ChunkedArray
     batches: pa.ChunkedArray  # null, as positions are, where the files hold nothing else and are in order
     positions: pa.ChunkedArray
+    keys: pa.Table | None = None  # stream, op, key and previous key, where they were asked for
 
 
 def row_addresses(
-    paths: Sequence[str], partition: int, after: int, to: int, *, exact: bool, through: str = ""
+    paths: Sequence[str], partition: int, after: int, to: int, *, exact: bool, through: str = "", keys: bool = False
 ) -> RowAddresses:
     """The rows of the batches `after < batch <= to`. `exact`: the files hold nothing else.
 
-    `through`: without rows of the first batch up to and with this position.
+    `through`: without rows of the first batch up to and with this position. `keys`: with their keys.
     """
-    whole = exact and len(paths) == 1 and not through  # and so in log order as it is
+    whole = exact and len(paths) == 1 and not through and not keys  # and so in log order as it is
+    schema = pa.schema([*_SCHEMA, *_KEYS]) if keys else _SCHEMA
 
     def wanted(rows: pa.Table) -> pa.ChunkedArray:
         mine = in_batches(rows, partition, after, to)
@@ -61,20 +64,25 @@ def row_addresses(
             mine = pc.and_(mine, pc.invert(pc.and_(first, past)))
         return mine
 
-    tables = [_SCHEMA.empty_table()]
+    tables = [schema.empty_table()]
     for path in paths:
         with pq.ParquetFile(readable(path)) as file:
             for group, first in row_groups(file, "batch", lambda s: s.max > after and s.min <= to):
-                tables.append(_in_group(file, group, code_of(path), first, None if whole else wanted))
+                tables.append(_in_group(file, group, code_of(path), first, None if whole else wanted, schema))
     found = pa.concat_tables(tables)
     if not whole and not in_order(*(found[name] for name in _ORDERED)):
         found = found.take(pc.sort_indices(found, sort_keys=[(name, "ascending") for name in _ORDERED]))
-    columns = (found[name] for name in ("stream", "op", *_ORDERED))
-    return RowAddresses(found["code"].to_numpy(), found["number"].to_numpy(), *columns)
+    streams, ops, batches, positions = (found[name] for name in ("stream", "op", *_ORDERED))
+    named = found.select(["stream", "op", *(field.name for field in _KEYS)]) if keys else None
+    codes, numbers = (found[name].to_numpy() for name in ("code", "number"))
+    return RowAddresses(codes, numbers, streams, ops, batches, positions, named)
 
 
-def _in_group(file: pq.ParquetFile, group: int, code: int, first: int, wanted: Wanted | None) -> pa.Table:
-    columns = ["stream", "op"] if wanted is None else ["stream", "op", "partition", *_ORDERED]
+def _in_group(
+    file: pq.ParquetFile, group: int, code: int, first: int, wanted: Wanted | None, schema: pa.Schema
+) -> pa.Table:
+    named = schema.names[len(_SCHEMA) :]
+    columns = ["stream", "op"] if wanted is None else ["stream", "op", "partition", *_ORDERED, *named]
     rows = file.read_row_group(group, columns=columns, use_threads=False)
     numbers = np.arange(first, first + rows.num_rows)
     if wanted is not None:
@@ -84,4 +92,6 @@ def _in_group(file: pq.ParquetFile, group: int, code: int, first: int, wanted: W
     else:
         ordered = [pa.nulls(len(numbers), _SCHEMA.field(name).type) for name in _ORDERED]
     codes = np.full(len(numbers), code, np.int64)
-    return pa.table([rows["stream"], rows["op"], *ordered, codes, numbers], schema=_SCHEMA)
+    # A file may be older than a column.
+    keys = [rows[name] if name in rows.column_names else pa.nulls(len(numbers), pa.string()) for name in named]
+    return pa.table([rows["stream"], rows["op"], *ordered, codes, numbers, *keys], schema=schema)

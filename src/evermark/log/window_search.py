@@ -35,26 +35,36 @@ class Stretch:
 
 def find(paths: Sequence[str], stretch: Stretch, rows_max: int | None = None) -> tuple[I64, I64]:
     """The code of the file and the row number in it of each event, at most `rows_max`."""
-    found = _found(paths, stretch, ids=False)
+    found = _found(paths, stretch, _TIMES)
     if not _rises(found["event_time"]):  # ids take longer than all the rest: they are read where times do not decide
-        found = _found(paths, stretch, ids=True)
-        if not in_order(found["event_time"], found["event_id"]):
-            found = found.select(["code", "number"]).take(pc.sort_indices(found, sort_keys=_BY_TIME))
+        found = _sorted(_found(paths, stretch, _IDS), ["code", "number"])
     codes, numbers = (found[name].to_numpy()[:rows_max] for name in ("code", "number"))
     return codes, numbers
 
 
+def find_with_keys(paths: Sequence[str], stretch: Stretch, rows_max: int) -> pa.Table:
+    """The same with the events' times, ids, streams, operations and keys, for a reader of some keys alone."""
+    return _sorted(_found(paths, stretch, _KEYS), _KEYS.names).slice(0, rows_max)
+
+
 _PLACE = [("code", pa.int64()), ("number", pa.int64())]
-_TIMES = pa.schema([("event_time", pa.int64()), *_PLACE])
-_KEYS = pa.schema([("event_time", pa.int64()), ("event_id", pa.string()), *_PLACE])
+_TIMES = pa.schema([*_PLACE, ("event_time", pa.int64())])
+_IDS = pa.schema([*_TIMES, ("event_id", pa.string())])
+_KEYS = pa.schema([*_IDS, *((name, pa.string()) for name in ("stream", "op", "key", "previous_key"))])
 
 
-def _found(paths: Sequence[str], stretch: Stretch, *, ids: bool) -> pa.Table:
-    tables = (rows for path in paths for rows in _in_file(path, stretch, ids=ids))
-    return pa.concat_tables([(_KEYS if ids else _TIMES).empty_table(), *tables]).combine_chunks()
+def _sorted(found: pa.Table, names: list[str]) -> pa.Table:
+    if in_order(found["event_time"], found["event_id"]):
+        return found
+    return found.select(names).take(pc.sort_indices(found, sort_keys=_BY_TIME))
 
 
-def _in_file(path: str, stretch: Stretch, *, ids: bool) -> Iterator[pa.Table]:
+def _found(paths: Sequence[str], stretch: Stretch, schema: pa.Schema) -> pa.Table:
+    tables = (rows for path in paths for rows in _in_file(path, stretch, schema))
+    return pa.concat_tables([schema.empty_table(), *tables]).combine_chunks()
+
+
+def _in_file(path: str, stretch: Stretch, schema: pa.Schema) -> Iterator[pa.Table]:
     code = code_of(path)
 
     def may_hold(statistics: pq.Statistics) -> bool:
@@ -63,7 +73,7 @@ def _in_file(path: str, stretch: Stretch, *, ids: bool) -> Iterator[pa.Table]:
 
     with pq.ParquetFile(readable(path), read_dictionary=["op", "stream"]) as file:
         for group, first in row_groups(file, "event_time", may_hold):
-            yield _wanted(_Group(file, group), stretch, code, first, ids=ids)
+            yield _wanted(_Group(file, group), stretch, code, first, schema)
 
 
 class _Group(dict[str, pa.ChunkedArray]):
@@ -74,10 +84,12 @@ class _Group(dict[str, pa.ChunkedArray]):
 
     def __missing__(self, name: str) -> pa.ChunkedArray:
         rows = self._file.read_row_group(self._number, columns=[name], use_threads=False)
+        if name not in rows.column_names:  # the file is older than the column
+            return self.setdefault(name, pa.chunked_array([pa.nulls(rows.num_rows, pa.string())]))
         return self.setdefault(name, rows[name])
 
 
-def _wanted(rows: _Group, stretch: Stretch, code: int, first: int, *, ids: bool) -> pa.Table:
+def _wanted(rows: _Group, stretch: Stretch, code: int, first: int, schema: pa.Schema) -> pa.Table:
     times = rows["event_time"].cast(pa.int64())
     wanted = pc.and_(pc.greater_equal(times, stretch.after_us), pc.less_equal(times, stretch.to_us))
     if stretch.after_id is not None and pc.any(pc.equal(times, stretch.after_us)).as_py():
@@ -94,9 +106,8 @@ def _wanted(rows: _Group, stretch: Stretch, code: int, first: int, *, ids: bool)
         wanted = pc.and_(wanted, known)
     mine = pc.fill_null(wanted, False)
     numbers = np.flatnonzero(mine.to_numpy()) + first
-    columns = [times.filter(mine)] + ([rows["event_id"].filter(mine)] if ids else [])
-    columns += [np.full(len(numbers), code, np.int64), numbers]
-    return pa.table(columns, schema=_KEYS if ids else _TIMES)
+    others = [rows[name].filter(mine).cast(pa.string()) for name in schema.names[len(_TIMES) :]]
+    return pa.table([np.full(len(numbers), code, np.int64), numbers, times.filter(mine), *others], schema=schema)
 
 
 def _among(column: pa.ChunkedArray, values: frozenset[str]) -> pa.ChunkedArray:

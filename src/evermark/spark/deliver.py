@@ -1,30 +1,32 @@
 """Delivery as a Spark job: one task posts the rows that its subscriptions want (`delivery/run/post.py`).
 
-Where a predicate has to hold Spark matches, in one pass, and hands the task the address (file, row number) and the
-subscription of each matched row. Rows are read by the task: through the JVM they would cost ten times as much. Only
-results travel back, as JSON rows: one for each (subscription, batch), with the parked events.
+On a cluster several tasks share the work (`parts.py`). Where a predicate has to hold Spark matches, in one pass, and
+hands the task the address (file, row number) and the subscription of each matched row. Rows are read by the task:
+through the JVM they would cost ten times as much. Only results travel back, as JSON rows: one for each (subscription,
+batch), with the parked events.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
 from evermark.delivery.base import Outcome, SubscriptionSpec
+from evermark.delivery.decide.key_parts import cut_by_key
 from evermark.delivery.run.post import Posting, addresses_of, by_span, timed
-from evermark.delivery.work import Assignment, DeliveryOptions, Result, Span, fold
+from evermark.delivery.work import Assignment, DeliveryOptions, Span, fold
 from evermark.log.frames import addressed_frame
 from evermark.log.row_reader import ROW_ADDRESS, require_codes
-from evermark.spark.job import Report, engine_error, run_tasks
+from evermark.spark.job import engine_error, run_tasks
 from evermark.spark.match import SUBSCRIPTION, matched
-from evermark.spark.posting import ROW_DDL, outcome_fields, outcome_of, rows_batch
+from evermark.spark.parts import PostApart, PostHere, outcomes_of, results_of, row_of, shared_out
+from evermark.spark.posting import ROW_DDL, rows_batch
 from evermark.spark.replay import SparkReplays
 from evermark.spark.session import sql_session
 from evermark.storage import is_url
@@ -41,58 +43,12 @@ class PostFound:
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for results in self.posting.results(map(addresses_of, batches)):
-            yield rows_batch(map(_row, results))
-
-
-@dataclass(frozen=True)
-class PostHere:
-    """The task that finds the rows itself."""
-
-    posting: Posting
-
-    def __call__(self, _number: int) -> Iterator[Report]:
-        for results in self.posting.results():
-            yield from map(_row, results)
-
-
-@dataclass(frozen=True)
-class PostApart:
-    """Several of them, each with its own subscriptions."""
-
-    posts: tuple[PostHere, ...]
-
-    def __call__(self, number: int) -> Iterator[Report]:
-        return self.posts[number](number)
-
-
-def shared_by_name(assignments: Sequence[Assignment], parts_max: int) -> list[tuple[Assignment, ...]]:
-    """In so many parts at most, about equally large. A subscription is in one part alone: its order and limits are.
-    Pure.
-    """
-    rows: dict[str, int] = {}
-    for one in assignments:
-        rows[one.spec.name] = rows.get(one.spec.name, 0) + one.span.rows
-    parts = max(1, min(parts_max, len(rows)))
-    load, home = [0] * parts, dict[str, int]()
-    for name in sorted(rows, key=lambda name: -rows[name]):
-        home[name] = load.index(min(load))
-        load[home[name]] += rows[name] or 1
-    return [tuple(one for one in assignments if home[one.spec.name] == part) for part in range(parts)]
-
-
-def _row(result: Result) -> Report:
-    return {**outcome_fields(result.outcome), "batch": result.batch, "through": result.through}
-
-
-def _results(assignments: Sequence[Assignment], rows: Iterable[Mapping[str, Any]]) -> Iterator[Result]:
-    places = {assignment.spec.name: assignment.span.place for assignment in assignments}
-    for row in rows:
-        yield Result(places[row["subscription"]], row["batch"], outcome_of(row), row["through"])
+            yield rows_batch(map(row_of, results))
 
 
 class SparkDeliverer(SparkReplays):
     """`Deliverer` and `ReplayDeliverer` on Spark. One task for all spans of a call: it mostly waits for receivers. On a
-    cluster, whose executors have processors of their own, subscriptions are spread over tasks.
+    cluster, whose executors have processors of their own, subscriptions, and parts of a hot one, are spread over tasks.
     """
 
     def deliver(self, assignments: Sequence[Assignment], options: DeliveryOptions) -> list[Outcome]:
@@ -108,23 +64,23 @@ class SparkDeliverer(SparkReplays):
         spans = ", ".join(f"{span.after + 1} to {span.to}" for span, _ in by_span(mine)[:3])
         failed = f"delivery of batches {spans} failed"
         if here:
-            parts = shared_by_name(mine, self._tasks_max())
-            apart = PostApart(tuple(PostHere(self._posting(part, options)) for part in parts))
-            rows = run_tasks(self._context, len(parts), apart, failed)
-            return timed(fold(assignments, _results(mine, rows)))
+            with self._slots.tasks() as most:
+                turn = self._paces.rows_max(mine, most, options) if most > 1 else {}
+                parts = shared_out(cut_by_key(mine, most if options.sends else 1, turn), most)
+                apart = PostApart(tuple(PostHere(self._posting(part, options)) for part in parts))
+                rows = run_tasks(self._context, len(parts), apart, failed)
+            outcomes = timed(outcomes_of(assignments, parts, rows))
+            if turn:
+                self._paces.learn(parts, outcomes, rows)
+            return outcomes
         try:
             found = self._wanted(mine).mapInArrow(PostFound(posting), ROW_DDL).collect()
         except Exception as error:
             raise engine_error(failed, error) from error
-        return timed(fold(assignments, _results(mine, (json.loads(row[0]) for row in found))))
+        return timed(fold(assignments, results_of(mine, (json.loads(row[0]) for row in found))))
 
     def _posting(self, assignments: Sequence[Assignment], options: DeliveryOptions) -> Posting:
         return Posting(tuple(assignments), self._box, options, self._share_rates)
-
-    def _tasks_max(self) -> int:
-        """Half of the cores that a cluster has given; one on a single machine, whose cores tasks would only share."""
-        on_one_machine = (self._context.master or "local").startswith("local")
-        return 1 if on_one_machine else max(1, self._context.defaultParallelism // 2)
 
     def _wanted(self, assignments: Sequence[Assignment]) -> DataFrame:
         """The addresses of all assignments, one span after another, and the number of the assignment."""

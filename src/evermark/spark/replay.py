@@ -16,26 +16,30 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark import SparkContext
 from pyspark.sql import DataFrame, SparkSession
 
 from evermark.ahead import ahead
 from evermark.delivery.base import Fate, Outcome, ParkedEvent
 from evermark.delivery.bots.forward import forwarded, waiting
-from evermark.delivery.replay.plan import Replayed, ReplayWork, Round, folded
+from evermark.delivery.decide.key_parts import part_numbers, parts_max, share_of
+from evermark.delivery.replay.plan import Replayed, ReplayWork, Round, folded, joined
 from evermark.delivery.replay.timeslice import Mark, micros, moment_at
 from evermark.delivery.run.post import held_lines, now_held
 from evermark.delivery.sinks import Sinks
 from evermark.delivery.webhook.base import Job, Prefix
 from evermark.delivery.webhook.bundles import prepared
+from evermark.delivery.work import KeyPart
 from evermark.log.frames import addressed_frame
 from evermark.log.row_reader import I64, ROW_ADDRESS, RowReader, require_codes
-from evermark.log.window_search import Stretch, find
+from evermark.log.window_search import Stretch, find, find_with_keys
 from evermark.predicate import wanted_ops
 from evermark.predicate.fragment import string_sql
 from evermark.secrets import SecretBox
 from evermark.spark.job import Report, engine_error, run_tasks
 from evermark.spark.match import wanted_by
+from evermark.spark.parts import Paces, PostApart, Slots, by_task
 from evermark.spark.posting import outcome_fields, outcome_of
 from evermark.spark.session import sql_session
 
@@ -79,11 +83,15 @@ def places(spark: SparkSession, work: ReplayWork) -> DataFrame:
 
 def places_here(work: ReplayWork) -> tuple[I64, I64]:
     """The same without Spark, where no predicate has to hold; `rows_max` of them at most."""
+    require_codes(work.slice.paths)
+    return find(work.slice.paths, _stretch(work), work.rows_max)
+
+
+def _stretch(work: ReplayWork) -> Stretch:
     piece, spec = work.slice, work.spec
-    require_codes(piece.paths)
     within = [frozenset(names) for names in (work.streams, spec.streams) if names]
     within += [] if work.bot is None else [work.bot.streams]
-    stretch = Stretch(
+    return Stretch(
         micros(piece.mark.time),
         piece.mark.event_id,
         micros(piece.to),
@@ -91,7 +99,6 @@ def places_here(work: ReplayWork) -> tuple[I64, I64]:
         frozenset.intersection(*within) if within else None,
         work.heads,
     )
-    return find(piece.paths, stretch, work.rows_max)
 
 
 def rows_at(codes: I64, numbers: I64, paths: Sequence[str]) -> Iterator[pa.RecordBatch]:
@@ -111,8 +118,8 @@ class _Send:
     work: ReplayWork
     found: tuple[I64, I64] | None  # None: the task looks for itself
     box: SecretBox
-    deadline: float
     share_rates: Callable[[], AbstractContextManager[None]] = nullcontext
+    part: KeyPart | None = None  # only the events of this part; None: all
 
     def __call__(self, _number: int) -> Iterator[Report]:
         with self.share_rates():
@@ -120,18 +127,26 @@ class _Send:
 
     def _reports(self) -> Iterator[Report]:
         room, held = self.work.parked_room, Counter(self.work.held)
-        for job, looked_at in ahead(self._jobs(), depth=1, low_priority=True):
-            row, parked = self._send(replace(job, held=held_lines(job.events, held), parked_room=room), looked_at)
+        # From here on, and not since the job was planned: a task may wait for its slot.
+        deadline = time.monotonic() + self.work.budget_s
+        others: list[Report] = []
+        for job, looked_at in ahead(self._jobs(others), depth=1, low_priority=True):
+            going = replace(job, held=held_lines(job.events, held), parked_room=room)
+            row, parked = self._send(going, looked_at, deadline)
             room -= len(parked)
             held += now_held(self.work.spec, parked)
             yield row
             if row["fate"] != Fate.DONE:
                 return
+        yield from others
 
-    def _jobs(self) -> Iterator[tuple[Job, pa.RecordBatch]]:
-        """Rendered while the round before is sent; with all rows that were looked at, of which a bot is sent fewer."""
+    def _jobs(self, others: list[Report]) -> Iterator[tuple[Job, pa.RecordBatch]]:
+        """Rendered while the round before is sent; with all rows that were looked at, of which a bot is sent fewer.
+
+        `others` gets the events that are for other parts: passed here when those of this part are.
+        """
         work = self.work
-        found = self.found or places_here(work)
+        found = self.found or (places_here(work) if self.part is None else self._mine(self.part, others))
         for rows in ahead(rows_at(*found, work.slice.paths), depth=1, low_priority=True):
             mine = rows if work.bot is None else forwarded(rows, work.bot)
             waits = {} if work.bot is None else waiting(mine, work.bot)
@@ -140,23 +155,44 @@ class _Send:
             )
             yield prepared([job])[0], rows
 
-    def _send(self, job: Job, looked_at: pa.RecordBatch) -> tuple[dict[str, Any], Sequence[ParkedEvent]]:
-        left = max(0.0, self.deadline - time.time())
+    def _mine(self, part: KeyPart, others: list[Report]) -> tuple[I64, I64]:
+        require_codes(self.work.slice.paths)
+        found = find_with_keys(self.work.slice.paths, _stretch(self.work), self.work.rows_max)
+        mine = part_numbers(found, part.of) == part.number
+        if rows := found.num_rows - int(mine.sum()):
+            last = {"time": found["event_time"][-1].as_py(), "id": found["event_id"][-1].as_py()}
+            nothing = outcome_fields(Outcome(self.work.spec.name, Fate.DONE))
+            others.append({**nothing, "rows": rows, "parked_at": [], **last})
+        codes, numbers = (found[name].to_numpy()[mine] for name in ("code", "number"))
+        return codes, numbers
+
+    def _send(
+        self, job: Job, looked_at: pa.RecordBatch, deadline: float
+    ) -> tuple[dict[str, Any], Sequence[ParkedEvent]]:
+        left = max(0.0, deadline - time.monotonic())
         done = Prefix(0, Outcome(job.spec.name, Fate.DONE))
         if job.events.num_rows:
             done = Sinks(low_priority=True).deliver_prefix(job, left, _GRACE_S)
         # When the last row to be sent is done, all rows that were looked at are.
         whole = done.outcome.fate is Fate.DONE
         passed, rows = (looked_at, looked_at.num_rows) if whole else (job.events, done.rows)
-        row: dict[str, Any] = {**outcome_fields(done.outcome), "rows": rows, "time": None, "id": None}
+        parked_at = [] if self.part is None else _times(job.events, done.outcome.parked)
+        row = {**outcome_fields(done.outcome), "rows": rows, "time": None, "id": None, "parked_at": parked_at}
         if rows:
             row["time"] = passed.column("event_time")[rows - 1].cast(pa.int64()).as_py()
             row["id"] = passed.column("event_id")[rows - 1].as_py()
         return row, done.outcome.parked
 
 
+def _times(events: pa.RecordBatch, parked: Sequence[ParkedEvent]) -> list[int]:
+    ids = pa.array([one.event_id for one in parked], pa.string())
+    rows = pc.index_in(ids, value_set=events.column("event_id"))
+    times: list[int] = events.column("event_time").cast(pa.int64()).take(rows).to_pylist()
+    return times
+
+
 class SparkReplays:
-    """`ReplayDeliverer` on Spark: one task that posts the events of a slice.
+    """`ReplayDeliverer` on Spark: one task that posts the events of a slice; on a cluster several, each some keys.
 
     Where a predicate has to hold, a job before it finds their addresses; it does so for the next slice while this
     slice is posted: finding computes, posting mostly waits.
@@ -167,8 +203,10 @@ class SparkReplays:
         context: SparkContext,
         box: SecretBox,
         share_rates: Callable[[], AbstractContextManager[None]] = nullcontext,
+        lanes: int = 0,
     ) -> None:
         self._share_rates = share_rates
+        self._slots, self._paces = Slots(context, lanes), Paces()
         self._context = context
         self._box = box
         self._finders = ThreadPoolExecutor(FINDERS, thread_name_prefix="replay-find")
@@ -184,9 +222,17 @@ class SparkReplays:
                 return folded(work, [], limit)
             codes, numbers = (column.to_numpy() for column in found.columns)
             places = codes, numbers
-        send = _Send(work, places, self._box, time.time() + work.budget_s, self._share_rates)
-        rows = run_tasks(self._context, 1, send, _failed(work))
-        return folded(work, [_round(row) for row in rows], limit)
+        send = _Send(work, places, self._box, self._share_rates)
+        with self._slots.tasks() as most:
+            may = parts_max(work.spec, min(work.slice.rows, work.rows_max), probe=work.probe)
+            count = min(most, may) if places is None else 1
+            if count == 1:
+                rows = run_tasks(self._context, 1, send, _failed(work))
+                return folded(work, [_round(row) for row in rows], limit)
+            parts = [KeyPart(number, count) for number in range(count)]
+            sends = [replace(send, work=replace(work, spec=share_of(work.spec, one)), part=one) for one in parts]
+            rows = run_tasks(self._context, count, PostApart(tuple(sends)), _failed(work))
+        return joined(work, [[_round(row) for row in mine] for mine in by_task(rows, count)], limit)
 
     def _prepare(self, work: ReplayWork) -> None:
         self._found[work.replay, work.spec.name] = (work, self._finders.submit(self._find, work))
@@ -219,4 +265,7 @@ def _failed(work: ReplayWork) -> str:
 
 
 def _round(row: Report) -> Round:
-    return Round(outcome_of(row), row["rows"], Mark(moment_at(row["time"]), row["id"]) if row["rows"] else None)
+    outcome, at = outcome_of(row), Mark(moment_at(row["time"]), row["id"]) if row["rows"] else None
+    parked = outcome.parked if row["parked_at"] else ()
+    marks = (Mark(moment_at(us), one.event_id) for us, one in zip(row["parked_at"], parked, strict=True))
+    return Round(outcome, row["rows"], at, tuple(marks))

@@ -31,7 +31,7 @@ from evermark.log.read import LogReader
 from evermark.log.row_reader import code_of
 from evermark.log.write import BatchWriter
 from evermark.secrets import KeyRef, SecretBox
-from evermark.spark import deliver, replay
+from evermark.spark import deliver, parts, replay
 from evermark.spark.match import TESTED_MAX
 from evermark.testing.listener import Failing, Listener
 
@@ -114,14 +114,14 @@ def test_d1_a_batch_of_several_chunks_is_kept_as_far_as_it_was_done(
     # The first of key a is refused, the sixth event is of the same key: it would have to wait behind it.
     assignment = Assignment(span_of(tmp_path, "abcdeafg"), replace(spec, concurrency=1), parked_room=1)
     post = task((assignment,), box, DeliveryOptions())
-    (found,) = fold([assignment], deliver._results([assignment], post(0)))
+    (found,) = fold([assignment], parts.results_of([assignment], post(0)))
     assert (found.reached.batch, found.reached.through, found.fate) == (0, "0004", Fate.FULL)
     assert [one.event_id for one in found.parked] == ["e1"]
     # WHEN it begins there the next time THEN the rest comes
     receiver.records.clear()
     rest = replace(assignment, span=replace(assignment.span, begun=found.reached), parked_room=9)
     options = DeliveryOptions(held={"one": {(SourcePartition("shop", 0), "s", "a"): 1}})
-    (ended,) = fold([rest], deliver._results([rest], task((rest,), box, options)(0)))
+    (ended,) = fold([rest], parts.results_of([rest], task((rest,), box, options)(0)))
     assert (ended.reached.batch, ended.fate, ended.accepted) == (1, Fate.DONE, 2)
     assert [record.event.id for record in receiver.records] == ["e7", "e8"]
     assert [one.event_id for one in ended.parked] == ["e6"]
@@ -336,7 +336,7 @@ def test_d6_what_expires_for_one_that_is_stopped_is_counted_and_nothing_is_sent(
     before = datetime.now(UTC) + timedelta(hours=-1 if young else 1)
     assignment = Assignment(span_of(tmp_path, "aab"), spec, expires_before=before)
     post = deliver.PostHere(posting.Posting((assignment,), box, DeliveryOptions(historical=True, sends=False)))
-    (found,) = fold([assignment], deliver._results([assignment], post(0)))
+    (found,) = fold([assignment], parts.results_of([assignment], post(0)))
     told = (found.fate, found.reached.batch, found.expired, found.accepted)
     assert told == ((Fate.UNFINISHED, 0, 0, 0) if young else (Fate.DONE, 1, 3, 0))
     assert not receiver.records

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from evermark.event import EVENT
 from evermark.log.row_reader import code_of
-from evermark.log.window_search import Stretch, find, in_order
+from evermark.log.window_search import Stretch, find, find_with_keys, in_order
 
 ROWS = st.lists(st.tuples(st.integers(0, 3), st.text("ab", max_size=2)), max_size=6, unique=True)
 
@@ -105,6 +105,8 @@ def test_exactly_the_events_of_a_stretch_are_found_by_time_and_id(
         firsts = [sum(map(len, files[:n])) for n in range(len(files))]
         paths = [_written(Path(folder) / f"{n}.parquet", first, files[n]) for n, first in enumerate(firsts)]
         codes, numbers = find(paths, stretch, rows_max)
+        keyed = find_with_keys(paths, stretch, 1_000 if rows_max is None else rows_max)
+    assert [keyed[name].to_pylist() for name in ("code", "number")] == [codes.tolist(), numbers.tolist()]
     names = [code_of(path) for path in paths]
     found = [(names.index(code), row) for code, row in zip(codes.tolist(), numbers.tolist(), strict=True)]
     assert found == _by_hand(files, stretch)[:rows_max]

@@ -19,6 +19,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
+from functools import reduce
 from typing import Protocol
 
 from evermark.delivery.base import (
@@ -187,6 +188,7 @@ class Round:
     outcome: Outcome
     rows: int
     at: Mark | None  # None: not even the first
+    parked_at: tuple[Mark, ...] = ()  # where those in `outcome.parked` stand, if it is one of several parts
 
 
 class ReplayDeliverer(Protocol):
@@ -319,6 +321,35 @@ def folded(work: ReplayWork, rounds: Sequence[Round], limit: int) -> Replayed:
     if whole.fate is Fate.DONE and seen < limit:
         mark = work.slice.end
     return Replayed(mark, whole)
+
+
+def joined(work: ReplayWork, parts: Iterable[Sequence[Round]], limit: int) -> Replayed:
+    """How far a slice got whose events were divided by key (`decide/key_parts.py`), from the rounds of all parts.
+
+    The mark moves to the place that every part has reached. Events beyond it come again: what was parked of them is
+    left out. Each part may park as many as there is room for, so the mark stops before one too many.
+    """
+    rounds = list(parts)
+    found = [folded(work, part, limit) for part in rounds]
+    whole = reduce(both, (one.outcome for one in found))
+    mark = min((one.mark for one in found), key=_place)
+    told = (
+        (at, event)
+        for part in rounds
+        for one in part
+        for at, event in zip(one.parked_at, one.outcome.parked, strict=True)
+    )
+    parked = sorted((one for one in told if _place(one[0]) <= _place(mark)), key=lambda one: _place(one[0]))
+    room = max(0, work.parked_room)
+    if len(parked) > room:
+        full = Outcome(work.spec.name, Fate.FULL, reason=f"no room to park more than {room}")
+        whole, parked = both(whole, full), parked[:room]
+        mark = parked[-1][0] if parked else work.slice.mark
+    return Replayed(mark, replace(whole, parked=tuple(event for _, event in parked)))
+
+
+def _place(mark: Mark) -> tuple[datetime, bool, str]:
+    return mark.time, mark.event_id is not None, mark.event_id or ""
 
 
 def least_rate(*rates: float) -> float:

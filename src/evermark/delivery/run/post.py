@@ -12,8 +12,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from typing import cast
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -21,15 +23,16 @@ from evermark.ahead import ahead
 from evermark.delivery.base import Fate, HeldKey, Outcome, ParkedEvent, SourcePartition, SubscriptionSpec
 from evermark.delivery.bots.forward import forwarded, waiting
 from evermark.delivery.decide.expiry import with_expired, without_expired
+from evermark.delivery.decide.key_parts import part_numbers
 from evermark.delivery.decide.matching import expanded
 from evermark.delivery.sinks import Sinks
 from evermark.delivery.webhook.base import Job, Line
 from evermark.delivery.webhook.bundles import prepared
 from evermark.delivery.webhook.parked_json import texts_of
 from evermark.delivery.webhook.rendered_once import SharedBodies
-from evermark.delivery.work import Assignment, DeliveryOptions, Result, Span
+from evermark.delivery.work import Assignment, DeliveryOptions, KeyPart, Result, Span
 from evermark.log.row_reader import COLUMNS, I64, ROWS, RowReader, require_codes
-from evermark.log.span import row_addresses
+from evermark.log.span import RowAddresses, row_addresses
 from evermark.secrets import SecretBox
 
 # A span without a budget still ends: events not sent by then are left for the next round.
@@ -93,13 +96,14 @@ class Posting:
         room = {one.spec.name: one.parked_room for one in self.assignments if one.parked_room is not None}
         so_far = _SoFar(held, room)
         own_s = 0.0
+        cuts: list[Result] = []
         pieces: Iterator[tuple[list[Job], Late]]
         if found is not None:
             pieces = map(self._jobs, found)
-        elif addresses is None and all(is_at_hand(one.span) for one in self.assignments):
+        elif addresses is None and all(is_at_hand(one.span) and one.part is None for one in self.assignments):
             pieces = map(self._jobs, self._at_hand())
         else:
-            places = gathered(self._found_here() if addresses is None else addresses)
+            places = gathered(self._found_here(cuts) if addresses is None else addresses)
             read_ahead = map(self._jobs, read(paths_of(self.assignments), places))
             pieces = ahead(read_ahead, depth=1, low_priority=self.options.historical)
         for number, (jobs, late) in enumerate(pieces):
@@ -113,17 +117,38 @@ class Posting:
                 yield rows
             if len(so_far.stopped) == len(self.assignments):
                 return
+        if cuts:
+            yield cuts
 
-    def _found_here(self) -> Iterator[Addresses]:
+    def _found_here(self, cuts: list[Result]) -> Iterator[Addresses]:
+        """`cuts` gets how far parts go that are to end before the span does."""
         require_codes(paths_of(self.assignments))
         for span, numbers in by_span(self.assignments):
             where = (span.paths, span.place.partition, span.after, span.to)
-            found = row_addresses(*where, exact=span.exact, through=span.begun.through)
+            parts = [n for n in numbers if self.assignments[n].part is not None]
+            found = row_addresses(*where, exact=span.exact, through=span.begun.through, keys=bool(parts))
+            of_part = {n: self._of_part(n, found, cuts) for n in parts}
             # Piece by piece: a batch may have millions of rows, and thousands of subscriptions may want each row.
             size = max(1, min(_CHUNK_ROWS, _CHUNK_MATCHES // len(numbers)))
             for start in range(0, len(found.codes), size):
                 rows, of = self._matched(found.streams.slice(start, size), found.ops.slice(start, size), numbers)
+                for number, mine in of_part.items():
+                    kept = (of != number) | mine[start + rows]
+                    rows, of = rows[kept], of[kept]
                 yield found.codes[start + rows], found.numbers[start + rows], of
+
+    def _of_part(self, number: int, found: RowAddresses, cuts: list[Result]) -> npt.NDArray[np.bool_]:
+        """Which of these rows are in the part of an assignment."""
+        assignment, part = self.assignments[number], cast("KeyPart", self.assignments[number].part)
+        mine: npt.NDArray[np.bool_] = part_numbers(found.keys, part.of) == part.number
+        rows, _ = self._matched(found.streams, found.ops, [number])
+        if part.rows_max is not None and len(rows) > part.rows_max:
+            last = int(rows[part.rows_max - 1])
+            mine[last + 1 :] = False
+            batch, position = found.batches[last].as_py(), found.positions[last].as_py()
+            rest = Outcome(assignment.spec.name, Fate.UNFINISHED, reason="the rest is for the next turn")
+            cuts.append(Result(assignment.span.place, batch, rest, position))
+        return mine
 
     def _at_hand(self) -> Iterator[MatchedRows]:
         """The same where the rows were just taken: nothing is read."""
