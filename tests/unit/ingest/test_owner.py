@@ -22,6 +22,7 @@ from evermark.ingest.repair.memory import MemoryRecoveries
 from evermark.ingest.resume import Resume
 from evermark.ingest.take import Taken, Taker
 from evermark.ingest.task_reports import WHOLE_SOURCE
+from evermark.progress import Progress
 from evermark.runtime import Pause, Steps, Wake
 from evermark.sources.base import Seen
 from simulator.baton import Baton, BatonRuntime, Process
@@ -92,7 +93,7 @@ class Scene:
         return []
 
     def read(
-        self, plan: ReadPlan, taker: Taker, on_taken: Callable[[Taken], None], ends: Sequence[Wake]
+        self, plan: ReadPlan, taker: Taker, on_taken: Callable[[Taken], None], ends: Sequence[Wake], progress: Progress
     ) -> Steps[Failures]:
         self.readings.append((self.runtime.monotonic(), sorted(plan.starts)))
         if 0 in plan.starts and len(self.readings) > 1:
