@@ -47,6 +47,7 @@ PARTS: Mapping[str, Sequence[str]] = {
         "tests/faults/test_bots.py",
         "tests/faults/test_checkpoint_store.py",
         "tests/faults/test_exhausted.py",
+        "tests/faults/test_hanging_loop.py",
         "tests/faults/test_lanes.py",
         "tests/faults/test_lost_slot.py",
         "tests/faults/test_mongo.py",

@@ -268,6 +268,8 @@ class DeliveryRunner:
         self._d = deployment
         self._runtime = runtime
         self._tell_others = tell_others
+        self._shard, self._board, self._metrics = shard, board, metrics
+        self.hangs: str | None = None  # why the lease was let go of, if its loop hangs: the lane has to end
         view = DeploymentLog(deployment)
         works = DeliveryWorks(
             deployment.delivery.of_shard(shard),
@@ -292,6 +294,7 @@ class DeliveryRunner:
                 deployment.lease_limits,
                 share=share or Share(),
                 on_refused=lambda lease: metrics.refused.labels(lease).inc(),
+                on_hanging=self._say_hanging,
             ),
             shard=shard,
             shards=shards,
@@ -326,6 +329,11 @@ class DeliveryRunner:
 
     def join(self, timeout_s: float) -> bool:
         return self._task is None or self._task.join(timeout_s)
+
+    def _say_hanging(self, reason: str) -> None:
+        self._board.deliver(here=False, shard=self._shard)
+        self._metrics.hanging.labels(deliver_lease(self._shard)).inc()
+        self.hangs = reason
 
     def on_span(self, span: Span) -> None:
         """A batch was taken here. It is delivered beside the reading of the next one."""

@@ -37,9 +37,10 @@ from evermark.log.head import durable_version
 from evermark.log.maintenance import EVERY_S_MIN, Maintenance, next_round_s
 from evermark.log.read import FileRange, LogReader
 from evermark.log.torn import set_aside_torn, torn_checkpoints
-from evermark.observe.health import HealthBoard, PartitionHealth
+from evermark.observe.health import HANGING_HINT, HealthBoard, PartitionHealth
 from evermark.observe.logging import get_logger
 from evermark.observe.metrics import Metrics
+from evermark.progress import Progress
 from evermark.runtime import LoopTask, Pause, Runtime, Steps, Wake, any_set
 from evermark.sources.base import Gap, Limit
 from evermark.sources.copies import ChunkWork, Copy, Copying
@@ -139,14 +140,19 @@ class LaneWorks:
         return newest(self._reader, partitions, self.recoveries.past(self.name))
 
     def read(
-        self, plan: ReadPlan, taker: Taker, on_taken: Callable[[Taken], None], ends: Sequence[Wake]
+        self,
+        plan: ReadPlan,
+        taker: Taker,
+        on_taken: Callable[[Taken], None],
+        ends: Sequence[Wake],
+        progress: Progress,
     ) -> Steps[Mapping[int, EvermarkError]]:
         of = ReadFrom(self.name, self._source, str(self._folder))
         took = self.metrics.take_seconds.labels(self.name).observe
         gaps = self.deployment.reading.gaps
         reading = SourceReading(
             of, self.limit, self.runtime, partial(self.tasks.write_pieces, of), self._say_feed_ended, took,
-            self._recent, gaps, self.newest, self._say_jump, self._rows_before, self.seats,
+            self._recent, gaps, self.newest, self._say_jump, self._rows_before, self.seats, progress,
         )  # fmt: skip
         try:
             return (yield from reading.steps(plan, taker, self._with_cache_shown(on_taken), ends))
@@ -209,7 +215,9 @@ class SourceRunner(SavingNews):
             share=self.share,
             on_refused=lambda lease: self.metrics.refused.labels(lease).inc(),
             keeper=self.keeper,
+            on_hanging=self._say_hanging,
         )
+        self.hangs: str | None = None  # why the lease was let go of, if its loop hangs: the lane has to end
         self._copy_log = get_logger(source=self.name, part="copy")
         limits = IngestLimits(breaker=self.deployment.reading.breaker)
         self._owner = SourceOwner(
@@ -239,6 +247,12 @@ class SourceRunner(SavingNews):
 
     def join(self, timeout_s: float) -> bool:
         return self._task is None or self._task.join(timeout_s)
+
+    def _say_hanging(self, reason: str) -> None:
+        for partition in self._owner.owned_partitions():
+            self.board.put(self.name, partition, PartitionHealth.STALE, reason, HANGING_HINT)
+        self.metrics.hanging.labels(source_lease(self.name)).inc()
+        self.hangs = reason
 
     # news of the owner
 

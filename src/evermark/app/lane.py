@@ -9,14 +9,17 @@ from __future__ import annotations
 import gc
 import os
 import queue
+import sys
 import threading
 import time
+import traceback
 import uuid
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
+from pathlib import Path
 from typing import Any, cast
 
 from evermark.app.build import LaneParts, Stores, open_in_lane
@@ -60,8 +63,9 @@ _WARMING_S_MAX = 20.0
 _PASSED_ON_AT_ONCE = 4
 _PASS_ON_EVERY_S = 0.2
 _DRAIN_LOOK_S = 0.02
+_CALLS_SHOWN, _STACKS_MAX = 6, 20_000  # of a lane with a loop that hangs
 Order = tuple[Any, ...]  # BEGIN with the names of parts; RENEW; STOP; HURRY; TAKEN with a span; SHARE with leases
-_DRIVER_GONE = 70  # exit code
+_DRIVER_GONE, _LOOP_HANGS = 70, 71  # exit codes
 
 
 @dataclass(frozen=True)
@@ -340,9 +344,21 @@ class _Lane:
                 self._pass_on()
                 self._shut_down()
                 return
+            hanging = [each.hangs for each in self._parts.values() if each.hangs is not None]
+            if hanging:
+                self._end_hanging(hanging[0])
+                return
             dead += [f"the thread {part} ended" for part in self._begun if self._parts[part].join(0.0)]
         self._log.error("the lane ends, and is started again", reason=dead[0])
         raise EngineError(dead[0])
+
+    def _end_hanging(self, reason: str) -> None:
+        """Not in order: whatever is closed here may wait for the loop that hangs. What others had under way is begun
+        again by the next attempt of this task, as after a crash.
+        """
+        self._log.error("the lane ends, and is started again", reason=reason, stack=_stacks())
+        self._end.close()  # all of that is told first
+        os._exit(_LOOP_HANGS)
 
     def _tell_taken(self, span: Span) -> None:
         """The driver follows the log for clients of the live tail; other lanes wait for it, and it does not hurry."""
@@ -397,3 +413,14 @@ class _Lane:
         with suppress(queue.Empty):
             self._hurry = self._hurry or self._orders.get_nowait()[0] == HURRY
         return self._hurry
+
+
+def _stacks() -> str:
+    """Where each thread stands, by name: a loop that hangs is among them."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    found = []
+    for ident, frame in sys._current_frames().items():  # noqa: SLF001 - nothing else tells it
+        calls = traceback.extract_stack(frame)[-_CALLS_SHOWN:]
+        where = " > ".join(f"{Path(call.filename).name}:{call.lineno} {call.name}" for call in calls)
+        found.append(f"{names.get(ident, ident)}: {where}")
+    return "\n".join(sorted(found))[:_STACKS_MAX]

@@ -1,5 +1,6 @@
 """Holding leases while work goes on: renewed beside the work, which is told when they are lost, or should change hands.
-And one change for a person under a lease, whichever instance holds it.
+A lease whose work does not go on is renewed no more (`evermark.progress`). And one change for a person under a lease,
+whichever instance holds it.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import TypeVar
 
 from evermark.cluster.base import Holder, Lease, LeaseStore
 from evermark.errors import BusyError, EvermarkError, StaleError
+from evermark.progress import Progress
 from evermark.runtime import Log, Pause, Runtime, Steps, Wake, run_through
 
 T = TypeVar("T")
@@ -25,6 +27,8 @@ class LeaseLimits:
     ttl_s: float = 10.0
     standby_poll_s: float = 0.5
     handoff_poll_s: float = 0.1  # for a lease that is about to be handed over, while others of its kind are held
+    # A loop that has not gone on for so long hangs: every call in a step of it has a time-out that is shorter.
+    hangs_after_s: float = 120.0
 
     @property
     def renew_every_s(self) -> float:
@@ -65,9 +69,9 @@ class Share:
 
 @dataclass(eq=False)
 class HeldLease:
-    """A lease, or several under one epoch: renewed until closed. `lost` is set when another instance has one of them,
-    or may have it. `moved` is set when others are to be held instead: one that is held is not to be held any more, or
-    one that is to be held can be had.
+    """A lease, or several under one epoch: renewed until closed, while the loops that it is for go on (`progress`).
+    `lost` is set when another instance has one of them, or may have it. `moved` is set when others are to be held
+    instead: one that is held is not to be held any more, or one that is to be held can be had.
     """
 
     store: LeaseStore
@@ -82,12 +86,16 @@ class HeldLease:
     on_refused: Callable[[str], None] = lambda _: None  # a write under this lease was refused, being stale
     since: float | None = None  # when it was asked for, by the runtime's clock; None: now
     keeper: LeaseKeeper | None = None  # that renews it with others; None: one of its own
+    on_hanging: Callable[[str], None] = lambda _: None  # it was let go of, for this reason; its loop does not see it
 
     def __post_init__(self) -> None:
+        self._watched: tuple[Progress, ...] = ()
+        self._hangs = False
         self._renewed_at = self.runtime.monotonic() if self.since is None else self.since
         # Asking for it may have taken most of its time: then it is renewed at once.
         self.renew_at = self._renewed_at + self.limits.renew_every_s
         self.names = frozenset(lease.name for lease in (self.lease, *self.also))
+        self.progress = self.progress_beside()
         self.lost = self.runtime.wake()
         self.moved = self.runtime.wake()
         self._closed = self.runtime.wake()
@@ -101,6 +109,7 @@ class HeldLease:
     def close(self) -> None:
         """A renewal that is under way is not waited for: under an epoch that was let go of it finds nothing."""
         self._closed.set()
+        self.progress.rest()
         if self.share is not None:
             self.share.unwatch(self._changed)
         self._keeper.let_go(self)
@@ -108,6 +117,12 @@ class HeldLease:
             self.store.release(self.lease, *self.also)
         except EvermarkError as error:
             self._warn("lease not released; it runs out by itself", error=error)
+
+    def progress_beside(self) -> Progress:
+        """Of one more loop that the lease is for."""
+        made = Progress(self.runtime.monotonic)
+        self._watched = (*self._watched, made)
+        return made
 
     def require(self) -> None:
         """Raises `StaleError` when one of them is no longer ours."""
@@ -117,6 +132,13 @@ class HeldLease:
     @property
     def is_over(self) -> bool:
         return self.lost.is_set() or self._closed.is_set()
+
+    @property
+    def is_done(self) -> bool:
+        """Whether its loops need not be looked at any more. One that hung when the lease was lost, or was let go of, is
+        found all the same: nobody else in this process would do its work.
+        """
+        return self._hangs or (self.is_over and all(each.rests for each in self._watched))
 
     @property
     def lost_at(self) -> float:
@@ -142,8 +164,15 @@ class HeldLease:
             return False  # renewing says so
 
     def renew_if_due(self, now: float) -> None:
-        """Once, soon enough to be renewed with others. Waits for the store, which may hang."""
-        if self.is_over or now < self.renew_at - self.limits.renew_every_s / 2:
+        """Once, soon enough to be renewed with others, while its loops go on. Waits for the store, which may hang."""
+        if self.is_done or now < self.renew_at - self.limits.renew_every_s / 2:
+            return
+        idle_s = max(each.idle_for(now) for each in self._watched)
+        if idle_s > self.limits.hangs_after_s:
+            self._let_go_of_hanging(idle_s)
+            return
+        if self.is_over:
+            self.renew_at = now + self.limits.renew_every_s
             return
         began = self.runtime.monotonic()
         self.renew_at = began + self.limits.renew_every_s
@@ -158,6 +187,19 @@ class HeldLease:
             missed_s = round(self.runtime.monotonic() - self._renewed_at, 1)
             if not self.is_over:
                 self._warn("lease not renewed", error=error, missed_s=missed_s)
+
+    def _let_go_of_hanging(self, idle_s: float) -> None:
+        """At once, and not when its time is over: what its loop does after this, if it ever does, is refused."""
+        self._hangs = True
+        said = f"the loop of {self.lease.name} hangs: it has not gone on for {idle_s:.0f} s"
+        self.log.error("lease let go of", lease=self.lease.name, epoch=self.lease.epoch, reason=said)
+        self.lost.set()
+        try:
+            self.store.release(self.lease, *self.also)
+        except EvermarkError as error:
+            self._warn("lease not released; it runs out by itself", error=error)
+        finally:
+            self.on_hanging(said)
 
     def lose_if_late(self, now: float) -> None:
         if self.is_over or now < self.lost_at:
@@ -183,9 +225,14 @@ class _Rounds:
     """A loop over leases that are held: goes on when the first of them is due, and ends with the last of them."""
 
     def __init__(
-        self, runtime: Runtime, what: str, due: Callable[[HeldLease], float], do: Callable[[HeldLease, float], None]
+        self,
+        runtime: Runtime,
+        what: str,
+        due: Callable[[HeldLease], float],
+        do: Callable[[HeldLease, float], None],
+        is_over: Callable[[HeldLease], bool],
     ) -> None:
-        self._runtime, self._what, self._due, self._do = runtime, what, due, do
+        self._runtime, self._what, self._due, self._do, self._is_over = runtime, what, due, do, is_over
         self._lock = runtime.lock()
         self._again = runtime.wake()
         self._kept: dict[HeldLease, None] = {}
@@ -211,7 +258,7 @@ class _Rounds:
         while True:
             self._again.clear()
             with self._lock:
-                self._kept = {held: None for held in self._kept if not held.is_over}
+                self._kept = {held: None for held in self._kept if not self._is_over(held)}
                 if not self._kept:
                     self._runs = False
                     return
@@ -236,15 +283,17 @@ class LeaseKeeper:
     """
 
     def __init__(self, runtime: Runtime) -> None:
-        self._renewing = _Rounds(runtime, "renew", lambda held: held.renew_at, HeldLease.renew_if_due)
-        self._watching = _Rounds(runtime, "watch", lambda held: held.lost_at, HeldLease.lose_if_late)
+        renew, lose = HeldLease.renew_if_due, HeldLease.lose_if_late
+        self._renewing = _Rounds(runtime, "renew", lambda held: held.renew_at, renew, lambda held: held.is_done)
+        self._watching = _Rounds(runtime, "watch", lambda held: held.lost_at, lose, lambda held: held.is_over)
 
     def keep(self, held: HeldLease) -> None:
         self._renewing.add(held)
         self._watching.add(held)
 
     def let_go(self, held: HeldLease) -> None:
-        self._renewing.remove(held)
+        if held.is_done:
+            self._renewing.remove(held)
         self._watching.remove(held)
 
 
@@ -260,6 +309,7 @@ class Candidate:
     share: Share = field(default_factory=Share)
     on_refused: Callable[[str], None] = lambda _: None  # a write under this lease was refused, being stale
     keeper: LeaseKeeper | None = None  # that renews leases with those of others
+    on_hanging: Callable[[str], None] = lambda _: None  # a lease was let go of, for this reason: its loop hangs
 
     def acquire(
         self,
@@ -346,6 +396,7 @@ class Candidate:
             self.on_refused,
             began,
             self.keeper,
+            self.on_hanging,
         )
 
 

@@ -22,10 +22,15 @@ _ANSWER_S_MIN, _ANSWER_S_MAX = 0.3, 3.0
 
 
 class LeaseConfig(Model):
-    """A lease is good for `ttl` by the clock of the backend; its holder renews it four times as often."""
+    """A lease is good for `ttl` by the clock of the backend; its holder renews it four times as often, but not when its
+    loop has not gone on for `hang`.
+    """
 
     backend: Literal["postgres", "etcd"] = "postgres"
     ttl: Annotated[Duration, between(timedelta(seconds=2), timedelta(minutes=10))] = timedelta(seconds=10)
+    hang: Annotated[Duration, between(timedelta(seconds=20), timedelta(hours=1))] = timedelta(
+        seconds=LeaseLimits.hangs_after_s
+    )
     etcd: EtcdConfig = EtcdConfig()
 
     def sealed(self, box: SecretBox) -> Self:
@@ -34,7 +39,7 @@ class LeaseConfig(Model):
 
     @property
     def limits(self) -> LeaseLimits:
-        return LeaseLimits(self.ttl.total_seconds())
+        return LeaseLimits(self.ttl.total_seconds(), hangs_after_s=self.hang.total_seconds())
 
 
 def open_leases(settings: LeaseConfig, state: State) -> LeaseStore:

@@ -24,6 +24,7 @@ from evermark.ingest.repair.watch import RecoveryWatch
 from evermark.ingest.resume import Resume
 from evermark.ingest.take import Fenced, Taken, Taker
 from evermark.ingest.task_reports import WHOLE_SOURCE
+from evermark.progress import PATIENT_S, Progress
 from evermark.runtime import Pause, Steps, Wake, any_set, run_through
 from evermark.sources.base import Source
 
@@ -55,9 +56,15 @@ class SourceWorks(RepairWorks, Protocol):
         """The last event of each partition in the log, by which the source is known again."""
 
     def read(
-        self, plan: ReadPlan, taker: Taker, on_taken: Callable[[Taken], None], ends: Sequence[Wake]
+        self,
+        plan: ReadPlan,
+        taker: Taker,
+        on_taken: Callable[[Taken], None],
+        ends: Sequence[Wake],
+        progress: Progress,
     ) -> Steps[Mapping[int, EvermarkError]]:
         """Read batch after batch, and have each taken (`take_each`), until one of the wakes is set or something fails.
+        `progress` is told of each step.
 
         Returns when all reading has ended: the failures by partition, `WHOLE_SOURCE` for any other failure.
         """
@@ -166,9 +173,9 @@ class SourceOwner:
             self._log.info("source owned", epoch=held.lease.epoch, **self._which())
             self.news.owned()
             try:
-                yield from self._own(held)
+                yield from held.progress.watched(self._own(held))
             except Exception as error:  # noqa: BLE001 - an unknown failure must not end the loop in silence
-                yield from self._whole_source_failed(known(error))
+                yield from held.progress.watched(self._whole_source_failed(known(error)))
             finally:
                 self.news.released()
                 held.close()
@@ -189,6 +196,7 @@ class SourceOwner:
     def _own(self, held: HeldLease) -> Steps[None]:
         epoch = held.lease.epoch
         self._checked = False
+        held.progress.alive(PATIENT_S)  # a large log, or one in a bucket, takes its time to be opened
         self.source.owned(epoch)
         self.works.prepare()
         self._stepped_down.clear()
@@ -237,7 +245,7 @@ class SourceOwner:
                     continue
                 if wait_s is not None:
                     runtime.loop(f"wait {self.name}", self._end_after(wait_s, ending))
-                failed = yield from self._read(taker, active, (ending, *over))
+                failed = yield from self._read(taker, active, (ending, *over), held.progress)
             finally:
                 self._reading = frozenset()
                 ending.set()
@@ -278,7 +286,9 @@ class SourceOwner:
         self._note_failure(noted, is_sure=is_sure)
         return True
 
-    def _read(self, taker: Taker, active: Sequence[int], ends: Sequence[Wake]) -> Steps[Mapping[int, EvermarkError]]:
+    def _read(
+        self, taker: Taker, active: Sequence[int], ends: Sequence[Wake], progress: Progress
+    ) -> Steps[Mapping[int, EvermarkError]]:
         resumes: dict[int, Resume] = {}
         try:
             self.works.require_room()  # reading that begins looks healthy until its first batch
@@ -286,15 +296,18 @@ class SourceOwner:
             for partition in active:
                 if any_set(ends):
                     return {}  # beginning many takes a while, and another may wait for them
+                progress.alive()
                 resumes[partition] = _begun(taker, partition, fenced.get(partition))
             starts = {p: r.position for p, r in resumes.items() if r.position is not None}
             self._left_at = starts
+            progress.alive()
             self.source.check(starts, self.works.newest(active))
             self._checked = True
             if self.divided:  # the owner of the first partition waits for it before it removes events
                 mine = [Lease(source_lease(self.name, p), taker.epoch) for p in active]
                 self.candidate.leases.note_checked(mine)
             for partition, position in starts.items():
+                progress.alive()
                 self.source.begin(partition, position)
         except EvermarkError as error:
             blamed = error.partition if error.partition is not None else WHOLE_SOURCE
@@ -306,7 +319,7 @@ class SourceOwner:
             return {}
         plan = ReadPlan(starts, {p: r.batch for p, r in resumes.items()}, {p: r.repeats_to for p, r in resumes.items()})
         try:
-            return _excused((yield from self.works.read(plan, taker, self._taken, ends)), resumes)
+            return _excused((yield from self.works.read(plan, taker, self._taken, ends, progress)), resumes)
         except EvermarkError as error:
             return {WHOLE_SOURCE: error}
 

@@ -7,9 +7,11 @@ come back, and only this loop commits them.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
+
+import pyarrow as pa
 
 from evermark.error_policy import backoff_s
 from evermark.errors import EvermarkError, GapError
@@ -19,6 +21,7 @@ from evermark.ingest.gaps import GapLimits, JumpWatch
 from evermark.ingest.pieces import Piece, error_fields, pieces_of
 from evermark.ingest.take import Taken, Taker, take_each
 from evermark.ingest.task_reports import WHOLE_SOURCE, Gathered, gather
+from evermark.progress import PATIENT_S, Progress
 from evermark.runtime import Pause, Runtime, Steps, Wake, any_set, run_through
 from evermark.sources.base import Fed, Feed, Limit, Slice, Source
 
@@ -46,6 +49,9 @@ PACE_S_MAX = 5.0
 # After a small batch: as long as this share of what it took, at most so long.
 _REST_SHARE = 6.0
 _REST_S_MAX = 0.08
+
+# A file of the log may go to a bucket over a slow line.
+_WRITTEN_BYTES_PER_S_MIN = 1024 * 1024
 
 
 class Pieces(Protocol):
@@ -150,6 +156,27 @@ class Seats:
             self._waiting -= 1
 
 
+@dataclass(frozen=True)
+class _Arriving:
+    """`Fed` that may wait for the rest of a transaction, and is written meanwhile."""
+
+    fed: Fed
+    progress: Progress
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        size = 0
+        self.progress.alive(PATIENT_S)
+        for batch in self.fed.batches():
+            self.progress.alive()
+            yield batch
+            size += batch.nbytes
+            self.progress.alive(PATIENT_S)
+        self.progress.alive(size / _WRITTEN_BYTES_PER_S_MIN)
+
+    def end(self) -> str:
+        return self.fed.end()
+
+
 @dataclass
 class SourceReading:
     """`run` returns when one of its wakes is set, or something failed: the failures by partition."""
@@ -166,6 +193,7 @@ class SourceReading:
     on_jump: Callable[[int, float], None] = lambda _partition, _jump_s: None
     rows_before: int | None = None  # of the last batch; None: not known
     seats: Seats = field(default_factory=Seats)
+    progress: Progress = field(default_factory=Progress)
 
     def __post_init__(self) -> None:
         self._jumps = JumpWatch(self.gaps)
@@ -192,6 +220,7 @@ class SourceReading:
             self._choose(self.rows_before)
             while not any_set(ends):
                 began = self.runtime.monotonic()
+                self._go_on()
                 if self.recent is not None:
                     self.recent.forget_read()
                 try:
@@ -201,20 +230,24 @@ class SourceReading:
                 if any_set(ends):  # what was written is left behind, and read again by the next owner
                     return {}
                 if not rows:
+                    self._go_on()
                     if failed := taker.save_due(self._at, self._feeds):
                         return failed
                     self._choose(0)
                     continue
                 gathered, written_at = gather(rows, taker.epoch), self.runtime.monotonic()
+                self.progress.alive()
                 self._ask_for_evidence(gathered)
-                failed = {**gathered.failed, **take_each(taker, gathered.taken, on_taken, self._feeds)}
+                failed = {**gathered.failed, **take_each(taker, gathered.taken, on_taken, self._feeds, self.progress)}
                 self._remember(each for each in gathered.taken if each.partition not in failed)
+                self._go_on()
                 failed = failed or taker.save_due(self._at, self._feeds)
                 if failed:
                     return failed
                 for taken in gathered.taken:
                     self._at[taken.partition] = taken.end
                     self._batches[taken.partition] += bool(taken.files)
+                self.progress.alive()
                 count = sum(taken.rows for taken in gathered.taken)
                 if count:
                     self.on_batch(self.runtime.monotonic() - written_at)
@@ -223,8 +256,13 @@ class SourceReading:
                     self.runtime.wait(rest_s(count, self.runtime.monotonic() - began), *ends)
             return {}
         finally:
+            self.progress.alive()
             taker.save_rest(self._at)
             self._close_feeds()
+
+    def _go_on(self) -> None:
+        """A source that is asked may take its time: to find an end, to read up to there, to forget what was saved."""
+        self.progress.alive(0.0 if self._feeds else PATIENT_S)
 
     def _ask_for_evidence(self, gathered: Gathered) -> None:
         """Before a batch behind a jump in time is taken: if something is missing there, the batch must wait for it."""
@@ -259,6 +297,7 @@ class SourceReading:
         self._feeds_began = self.runtime.monotonic()
         try:
             for partition, position in self._at.items():
+                self.progress.alive()
                 feed = self.of.source.follow(partition, position, self._news.set)
                 if feed is None:
                     self._choice.again_at = float("inf")  # this source can only be asked
@@ -285,7 +324,9 @@ class SourceReading:
         self._news.clear()
         try:
             rows = [
-                self.of.written_fed(fed, self._piece(partition, self._at[partition]), self.recent)
+                self.of.written_fed(
+                    _Arriving(fed, self.progress), self._piece(partition, self._at[partition]), self.recent
+                )
                 for partition, feed in self._feeds.items()
                 if (fed := feed.next()) is not None
             ]

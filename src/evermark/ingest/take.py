@@ -23,6 +23,7 @@ from evermark.ingest.checkpoint_saver import AWAY, CheckpointSaver, SavePolicy, 
 from evermark.ingest.resume import Resume, resume
 from evermark.log.base import Append, AppendLog, Tail
 from evermark.log.head import Head, HeadStore
+from evermark.progress import PATIENT_S, Progress
 from evermark.sources.base import Feed, Source
 
 NO_FEEDS: Mapping[int, Feed] = {}
@@ -255,15 +256,23 @@ class Taker:
 
 
 def take_each(
-    taker: Taker, batches: Sequence[Taken], on_taken: Callable[[Taken], None], feeds: Mapping[int, Feed] = NO_FEEDS
+    taker: Taker,
+    batches: Sequence[Taken],
+    on_taken: Callable[[Taken], None],
+    feeds: Mapping[int, Feed] = NO_FEEDS,
+    progress: Progress | None = None,
 ) -> dict[int, EvermarkError]:
     """Take one batch of each partition; returns the failures. A failure does not stop the other partitions."""
     failed: dict[int, EvermarkError] = {}
+    progress = progress or Progress()
     for taken in batches:
+        feed = feeds.get(taken.partition)
         try:
+            progress.alive()
             taker.take(taken)
             on_taken(taken)
-            taker.confirm_saved(taken.partition, feeds.get(taken.partition))
+            progress.alive(PATIENT_S if feed is None else 0.0)  # to forget, Postgres reads its WAL once more
+            taker.confirm_saved(taken.partition, feed)
         except EvermarkError as error:
             failed[taken.partition] = error
     return failed

@@ -113,6 +113,7 @@ def stalled(report: PartitionReport, reason: str | None) -> PartitionReport:
     return replace(report, state=PartitionHealth.STALE, reason=reason, hint=_STALLED_HINT)
 
 
+HANGING_HINT = "another lane begins with it by itself; if it happens again, the log says where; see cluster.leases.hang"
 _STALLED_HINT = (
     "it goes on by itself when Spark runs its lane again; spark.log in the data folder, and on a cluster its master's"
     " page, say what it waits for (docs/cluster.md)"

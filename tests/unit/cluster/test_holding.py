@@ -283,3 +283,88 @@ def test_a_change_that_was_made_is_not_called_failed_when_its_lease_cannot_be_re
 
     holder = Holder("person", "host", "boot", 1, "1")
     assert as_holder(Unreleased(), "deliver", holder, lambda: None, lambda epoch: f"changed under {epoch}")
+
+
+class Hanging:
+    """A holder of a lease whose loop is called hanging after half a second."""
+
+    def __init__(self) -> None:
+        self.scene = Scene()
+        self.said: list[str] = []
+        limits = LeaseLimits(ttl_s=0.8, standby_poll_s=0.01, hangs_after_s=0.5)
+        self.candidate = replace(self.scene.candidate(1, FIRST, limits=limits), on_hanging=self.said.append)
+        found = self.candidate.acquire(FIRST, self.scene.runtime.wake(), lambda: None)
+        assert found is not None
+        self.held = found
+
+    def other(self) -> Lease | None:
+        return self.scene.leases.acquire(FIRST, Holder("other", "host", "boot", 2, "1"), 60.0)
+
+
+def test_a_lease_whose_loop_hangs_is_let_go_of_at_once_and_its_lane_is_told() -> None:
+    """GIVEN a loop that has begun WHEN it does not go on THEN its lease is lost, another has it with a higher epoch,
+    and what the loop writes later is refused."""
+    hanging = Hanging()
+    hanging.held.progress.alive()
+    until(hanging.held.lost.is_set, "it is told")
+    until(lambda: hanging.said, "its lane is told")
+    assert f"the loop of {FIRST} hangs" in hanging.said[0]
+    taken = hanging.other()
+    assert taken is not None and taken.epoch > hanging.held.lease.epoch
+    with pytest.raises(StaleError):
+        hanging.held.require()
+
+
+def test_a_lease_is_kept_while_all_its_loops_go_on_rest_or_may_take_long() -> None:
+    """GIVEN loops of one lease WHEN one goes on, one rests and one is in a long call THEN it is renewed; WHEN the one
+    beside them hangs THEN it is let go of, though the first goes on."""
+    hanging = Hanging()
+    held, runtime = hanging.held, hanging.scene.runtime
+    beside, long = held.progress_beside(), held.progress_beside()
+    long.alive(for_s=3600.0)
+
+    def goes_on(until_lost_s: float) -> bool:
+        over = runtime.monotonic() + until_lost_s
+        while runtime.monotonic() < over and not runtime.wait(0.02, held.lost):
+            held.progress.alive()
+        return not held.lost.is_set()
+
+    assert goes_on(2.0) and hanging.other() is None
+    beside.alive()
+    assert not goes_on(30.0)
+    until(lambda: hanging.said, "its lane is told")
+
+
+def test_a_lease_without_a_loop_is_renewed_as_ever() -> None:
+    """GIVEN a person's command, which has a lease and no loop WHEN time passes THEN it keeps the lease."""
+    hanging = Hanging()
+    assert not hanging.scene.runtime.wait(1.5, hanging.held.lost)
+    assert hanging.other() is None
+    hanging.held.close()
+
+
+@pytest.mark.parametrize("is_closed", [False, True], ids=["lost", "let go of"])
+def test_a_loop_that_hangs_is_found_though_its_lease_is_gone_already(is_closed: bool) -> None:
+    """GIVEN a loop that hangs WHEN its lease was lost before that is seen, or was let go of by the loop beside it THEN
+    its lane is told: the lease is free, but here nobody would take it."""
+    hanging = Hanging()
+    held, beside = hanging.held, hanging.held.progress_beside()
+    (beside if is_closed else held.progress).alive()
+    if is_closed:
+        held.close()
+    else:
+        held.lost.set()
+    until(lambda: hanging.said, "its lane is told")
+    until(lambda: not held._keeper._renewing._runs, "it is looked at no more")
+    assert len(hanging.said) == 1
+
+
+def test_a_loop_beside_that_ends_late_is_no_hanging_loop() -> None:
+    """GIVEN a lease that was let go of while a loop beside was at work WHEN that ends in time THEN all is well."""
+    hanging = Hanging()
+    beside = hanging.held.progress_beside()
+    beside.alive(for_s=0.2)
+    hanging.held.close()
+    beside.rest()
+    until(lambda: not hanging.held._keeper._renewing._runs, "it is looked at no more")
+    assert not hanging.said

@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any, cast
@@ -22,6 +23,7 @@ from evermark.ingest.repair.memory import MemoryRecoveries
 from evermark.ingest.resume import Resume
 from evermark.ingest.take import Taken, Taker
 from evermark.ingest.task_reports import WHOLE_SOURCE
+from evermark.progress import Progress
 from evermark.runtime import Pause, Steps, Wake
 from evermark.sources.base import Seen
 from simulator.baton import Baton, BatonRuntime, Process
@@ -92,7 +94,7 @@ class Scene:
         return []
 
     def read(
-        self, plan: ReadPlan, taker: Taker, on_taken: Callable[[Taken], None], ends: Sequence[Wake]
+        self, plan: ReadPlan, taker: Taker, on_taken: Callable[[Taken], None], ends: Sequence[Wake], progress: Progress
     ) -> Steps[Failures]:
         self.readings.append((self.runtime.monotonic(), sorted(plan.starts)))
         if 0 in plan.starts and len(self.readings) > 1:
@@ -301,3 +303,33 @@ def test_events_leave_the_log_only_when_every_owner_has_found_no_gap() -> None:
     scene.run(10.0)
     assert may == [False, True, False, False, True]
     assert scene.leases.rows()[first].checked
+
+
+def _hang(scene: Scene, _partition: int) -> Resume:
+    scene.runtime.wait(1e9)
+    return Resume("5", 1)
+
+
+def test_an_owner_whose_loop_hangs_loses_its_lease_and_one_that_waits_does_not() -> None:
+    """GIVEN an owner WHEN nothing comes for an hour THEN it keeps its lease; WHEN a step does not come back THEN the
+    lease is let go of after the bound, and whoever runs the loop is told."""
+    for hangs in (False, True):
+        scene = Scene()
+        told: list[str] = []
+        scene.owner.candidate = replace(scene.candidate, on_hanging=told.append)
+        if hangs:
+            scene.begin = partial(_hang, scene)
+        scene.run(3600.0)
+        assert scene.said.count("lease let go of") == len(told) == hangs
+
+
+def test_a_source_that_waits_for_its_breaker_keeps_its_lease() -> None:
+    """GIVEN a breaker with a time that is longer than the bound WHEN the source fails THEN its pause is no hang."""
+    scene = Scene(IngestLimits(breaker=BreakerLimits(threshold=1, timeout_s=600.0)))
+
+    def fail(_: int) -> Resume:
+        raise RuntimeError("unforeseen")
+
+    scene.begin = fail
+    scene.run(1000.0)
+    assert "lease let go of" not in scene.said

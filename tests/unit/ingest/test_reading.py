@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from evermark import failpoint
 from evermark.checkpoints.stores import MemoryCheckpoints
 from evermark.errors import EvermarkError, GapError, UnreachableError
 from evermark.event import taken_batch
@@ -21,6 +22,8 @@ from evermark.ingest.reading import FeedChoice, ReadPlan, SourceReading, reads_b
 from evermark.ingest.take import Taken, Taker
 from evermark.log.head import MemoryHeads
 from evermark.log.memory import MemoryLog
+from evermark.log.write import BatchWriter
+from evermark.progress import PATIENT_S, Progress
 from evermark.runtime import Threads
 from evermark.sources.base import Fed, Feed, Limit, Slice, Source
 
@@ -330,3 +333,69 @@ def test_events_gather_after_a_small_batch_and_never_for_long() -> None:
     assert rest_s(1, 0.001) == pytest.approx(0.006)
     assert rest_s(1_999, 0.01) == pytest.approx(0.06)
     assert rest_s(1, 5.0) == 0.08
+
+
+class Moments:
+    """For how long a call that does not come back would be called idle an hour after it began, less a second."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self.seen: dict[str, set[bool]] = {}
+
+    def note(self, what: str) -> None:
+        self.seen.setdefault(what, set()).add(self._progress.idle_for(time.monotonic() + PATIENT_S - 60) > 0)
+
+
+@pytest.mark.parametrize("sends", [False, True], ids=["asked", "sends"])
+def test_only_calls_that_may_take_their_time_are_given_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sends: bool
+) -> None:
+    """GIVEN a source that is asked, or sends WHEN it looks for an end, reads, forgets or waits for the rest of a
+    transaction THEN it may take long; WHEN a file that has arrived is written, or a batch committed THEN not."""
+    source = Numbers(3, sends=sends)
+    read = Read(tmp_path, source)
+    moments = Moments(read.reading.progress)
+
+    def noting(of: Any, name: str, what: str) -> None:
+        call = getattr(of, name)
+
+        def noted(*given: Any, **named: Any) -> Any:
+            moments.note(what)
+            return call(*given, **named)
+
+        monkeypatch.setattr(of, name, noted)
+
+    noting(source, "latest", "asks")
+    noting(source, "read", "reads")
+    noting(source, "confirm", "forgets")
+    noting(read.log, "commit", "commits")
+    noting(failpoint, "hit", "hits")
+    arrive = NumberFeed.next
+
+    def arriving(feed: NumberFeed) -> Fed | None:
+        moments.note("looks")
+        return arrive(feed)
+
+    monkeypatch.setattr(NumberFeed, "next", arriving)
+    monkeypatch.setattr(BatchWriter, "write_all", _written(BatchWriter.write_all, moments))
+    assert read.run(3) == {}
+    if sends:
+        assert moments.seen == {"looks": {True}, "written": {True}, "commits": {True}, "hits": {True}}
+    else:
+        assert moments.seen.pop("hits") == {False, True}  # of the file, which is read meanwhile; of the commit
+        assert moments.seen == {
+            "asks": {False},
+            "reads": {False},
+            "written": {False},
+            "commits": {True},
+            "forgets": {False},
+        }
+
+
+def _written(write_all: Any, moments: Moments) -> Any:
+    def written(*given: Any) -> Any:
+        file = write_all(*given)
+        moments.note("written")
+        return file
+
+    return written

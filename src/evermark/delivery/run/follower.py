@@ -17,9 +17,10 @@ from evermark.delivery.decide.group import is_due, is_stopped
 from evermark.delivery.decide.retry import ENDPOINT_BACKOFF_S_MAX
 from evermark.delivery.decide.turns import TURN_S, TurnClass
 from evermark.delivery.ports import DeliveryStore, LogView
-from evermark.delivery.run.live import GRACE_S, LiveGroup
+from evermark.delivery.run.live import GRACE_S, LiveGroup, may_take_s
 from evermark.delivery.work import Assignment, Deliverer, DeliveryOptions, Span
 from evermark.errors import ConflictError, EvermarkError, StaleError
+from evermark.progress import Progress
 
 # A fresh batch is left to its hand-over for this long before the follower takes it for the group.
 HANDOVER_GRACE = timedelta(seconds=0.5)
@@ -82,9 +83,9 @@ class Follower:
         """Deliver one span of batches that hand-overs left; True when there was any. Waits at most so long for a thread
         that works for the group.
         """
-        if not (self.live.lock.acquire(timeout=wait_s) if wait_s else self.live.lock.acquire(blocking=False)):
-            return False
-        try:
+        with self.live.alone(wait_s) as is_alone:
+            if not is_alone:
+                return False
             group = self.store.group()
             cursors = group.cursors
             now = self.clock()
@@ -104,8 +105,6 @@ class Follower:
                     budget_s = min(GROUP_BUDGET_S_MAX, span.rows / GROUP_ROWS_PER_S_MIN)
                     return self.live.work(span, group, budget_s=max(FOLLOW_BUDGET_S, budget_s))
             return False
-        finally:
-            self.live.lock.release()
 
     def due(self) -> list[Subscription]:
         """Subscriptions outside the group whose time has come. A suspended subscription is still probed, seldom."""
@@ -207,9 +206,10 @@ class Follower:
         """The group stands still while the last few batches are delivered: then all are level, and they join."""
         before: dict[str, CursorVector] = {}
         on: set[str] = set()
-        waiting = list(subscriptions)
-        with self.live.lock:
+        waiting, progress = list(subscriptions), self.live.progress
+        with self.live.alone():
             while waiting:
+                progress.alive()
                 theirs = self.store.group().cursors
                 away: list[tuple[Subscription, Span]] = []
                 for subscription, mine in self._current(waiting):
@@ -224,7 +224,7 @@ class Follower:
                     # Without a span it is ahead of the group, which will come level by itself.
                     if (span := self._next_span(mine, batches(theirs), self.limits.join_rows_max)) is not None:
                         away.append((subscription, span))
-                done = self._work(away, budget_s=JOIN_BUDGET_S, grace_s=GRACE_S) if away else set()
+                done = self._work(away, budget_s=JOIN_BUDGET_S, grace_s=GRACE_S, progress=progress) if away else set()
                 waiting = [subscription for subscription, _ in away if subscription.name in done]
         return on
 
@@ -244,11 +244,13 @@ class Follower:
         grace_s: float | None = None,
         sends: bool = True,
         moved_too: bool = False,
+        progress: Progress | None = None,
     ) -> set[str]:
         """Deliver these spans, all at once, and settle each. Returns the names of the subscriptions that are done.
 
         `moved_too`: and of those whose time was up, and which moved: a `rate` is reached only if nothing is waited for.
         """
+        progress = progress or Progress()
         try:
             assignments = self._assignments(away)
             ordered = [assignment.spec.name for assignment in assignments if assignment.spec.ordered]
@@ -256,10 +258,11 @@ class Follower:
             # `historical` says that the delivery is late; it keeps the event's own id, so a repeat is still a repeat.
             options = DeliveryOptions(historical=True, budget_s=budget_s, grace_s=grace_s, held=held, sends=sends)
             began = self.clock()
+            progress.alive(may_take_s(sum(span.rows for _, span in away), assignments, budget_s))
             outcomes = self.deliverer.deliver(assignments, options)
         except EvermarkError:
             if len(away) > 1:
-                return self._one_by_one(away, budget_s=budget_s, grace_s=grace_s)
+                return self._one_by_one(away, progress, budget_s=budget_s, grace_s=grace_s)
             self._alone.add(away[0][0].generation)
             raise
         self._alone.difference_update(one.generation for one, _ in away)
@@ -269,6 +272,7 @@ class Follower:
         void: list[ConflictError] = []
         for (subscription, span), outcome in zip(away, outcomes, strict=True):
             self._learn(subscription, span, outcome, took_s if outcome.took_s is None else outcome.took_s, budget_s)
+            progress.alive()
             try:
                 self._settle(subscription, span, outcome)
             except ConflictError as error:
@@ -297,13 +301,13 @@ class Follower:
             for one, span in away
         ]
 
-    def _one_by_one(self, away: Away, *, budget_s: float, grace_s: float | None) -> set[str]:
+    def _one_by_one(self, away: Away, progress: Progress, *, budget_s: float, grace_s: float | None) -> set[str]:
         """One assignment cannot be done, and it is not known which: the others go on, and it fails by itself."""
         done: set[str] = set()
         problem: EvermarkError | None = None
         for one in away:
             try:
-                done |= self._work([one], budget_s=budget_s, grace_s=grace_s)
+                done |= self._work([one], budget_s=budget_s, grace_s=grace_s, progress=progress)
             except StaleError:
                 raise
             except EvermarkError as error:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from itertools import pairwise
@@ -20,13 +21,17 @@ from evermark.delivery.base import Cursor, Fate, Group, GroupWork, Outcome, Sour
 from evermark.delivery.bots.views import BotViews
 from evermark.delivery.decide.expiry import expires_before
 from evermark.delivery.ports import DeliveryStore
+from evermark.delivery.run.matched_here import ROWS_MAX
 from evermark.delivery.work import Assignment, Deliverer, DeliveryOptions, Span
+from evermark.progress import PATIENT_S, Progress
 from evermark.runtime import Lock
 
 # Requests under way when the budget ends may still finish in this time; then a slow receiver leaves the group.
 GRACE_S = 1.0
 # The group waits this much longer for its slowest member: then that member leaves, and is served by itself.
 SLACK_S = 1.0
+# What this process needs for one subscription, on a busy machine.
+_OWN_S_PER_MEMBER = 0.01
 LOOKED_UP = "its streams are being looked up in the log"
 
 
@@ -52,6 +57,7 @@ class LiveGroup:
     bot_views: BotViews | None = None  # needed where there are bots
     lock: Lock = field(default_factory=threading.Lock)
     limits: HandoverLimits = HandoverLimits()
+    progress: Progress = field(default_factory=Progress)  # of the thread that works for the group; rests without one
     _fresh: dict[SourcePartition, deque[Span]] = field(default_factory=dict, init=False)
     _slow_at: dict[str, datetime] = field(default_factory=dict, init=False)
 
@@ -63,15 +69,29 @@ class LiveGroup:
         late for the other, the group would stay behind for ever.
         """
         span, fresh = spans[-1], self.note(*spans)
-        if span.rows > self.limits.rows_max or not self.lock.acquire(timeout=self.limits.wait_s):
+        if span.rows > self.limits.rows_max:
             return False
-        try:
+        with self.alone(self.limits.wait_s) as is_alone:
+            if not is_alone:
+                return False
             group = self.store.group()
             whole = together(fresh, group.cursors.get(span.place))
             if whole is None or whole.rows > self.limits.rows_max:
                 return False
             return self.work(whole, group, budget_s=self.limits.budget_s)
+
+    @contextmanager
+    def alone(self, wait_s: float | None = None) -> Iterator[bool]:
+        """Whether no other thread works for the group, which is waited for so long; None: until that is so."""
+        timeout_s = -1 if wait_s is None else wait_s
+        if not (self.lock.acquire(timeout=timeout_s) if timeout_s else self.lock.acquire(blocking=False)):
+            yield False
+            return
+        try:
+            self.progress.alive()
+            yield True
         finally:
+            self.progress.rest()
             self.lock.release()
 
     def note(self, *spans: Span) -> Sequence[Span]:
@@ -101,7 +121,9 @@ class LiveGroup:
         ordered = [assignment.spec.name for assignment in assignments if assignment.spec.ordered]
         held = self.store.parked.held_keys(ordered, [span.place]) if ordered else {}
         options = DeliveryOptions(budget_s=budget_s, grace_s=GRACE_S, slack_s=SLACK_S, held=held)
+        self.progress.alive(may_take_s(span.rows, assignments, budget_s))
         outcomes = self.deliverer.deliver(assignments, options) if assignments else []
+        self.progress.alive()
         for outcome in outcomes:
             if outcome.fate is Fate.UNFINISHED:
                 self._slow_at[outcome.subscription] = self.clock()
@@ -117,6 +139,13 @@ class LiveGroup:
     def was_slow(self, name: str, since: datetime) -> bool:
         """Whether a subscription left because the others would have had to wait."""
         return self._slow_at.get(name, since) > since
+
+
+def may_take_s(rows: int, assignments: Sequence[Assignment], budget_s: float | None) -> float:
+    """How long a delivery may take. One that Spark has a part in may wait for its cores, nobody knows how long."""
+    if budget_s is None or rows > ROWS_MAX or any(one.spec.where for one in assignments):
+        return PATIENT_S
+    return budget_s + _OWN_S_PER_MEMBER * len(assignments)
 
 
 def together(fresh: Sequence[Span], begun: Cursor | None) -> Span | None:

@@ -32,6 +32,7 @@ from evermark.delivery.webhook.base import Answer, OpenSecret, Sink
 from evermark.delivery.work import Deliverer, Span
 from evermark.error_policy import Action, action_for
 from evermark.errors import ConflictError, EvermarkError, NotFoundError, StaleError
+from evermark.progress import PATIENT_S, Progress
 from evermark.runtime import Task, Wake, any_set
 from evermark.sources.base import Source
 
@@ -134,6 +135,7 @@ class DeliveryOwner:
         self._turns: list[Task] = []
         self._ends: Ends = ()
         self._left = False  # whether a hand-over has left the group to the follower
+        self._progress = Progress()  # of the follower; under a lease, the lease's
         self._queued = False  # whether a subscription waits for a turn of its own
 
     def stop(self) -> None:
@@ -206,6 +208,8 @@ class DeliveryOwner:
     def _own(self, held: HeldLease) -> None:
         works, runtime, epoch, now = self.works, self._runtime, held.lease.epoch, self._runtime.now
         store, news, limits = works.store, self.news, self.limits
+        progress = self._progress = held.progress
+        progress.alive(PATIENT_S)  # subscriptions that begin at a time are looked up in the log
         if self.shard == FIRST:
             store.spread(self.shards, epoch)
             self._register(epoch)
@@ -215,6 +219,7 @@ class DeliveryOwner:
         log, deliverer, lock = works.log, works.deliverer, runtime.lock
         bot_views = BotViews(store.bots, log.files, epoch, works.memberships, lock=lock(), limits=limits.bot_views)
         live = LiveGroup(store, deliverer, epoch, now, news.by_group, bot_views, lock(), limits.handover)
+        live.progress = held.progress_beside()
         follower = Follower(store, log, live, deliverer, epoch, now, news.by_follower, bot_views, limits.follow)
         ended = runtime.wake()
         over = self._ends = (ended, self._stopping, held.lost)
@@ -229,9 +234,11 @@ class DeliveryOwner:
         finally:
             self._live = None  # before any wait: batches handed over from here on are another's work
             ended.set()
+            progress.alive()
             # What is being posted just now is settled under this lease, and not posted again under the next.
             if live.lock.acquire(timeout=limits.end_s if held.lost.is_set() else limits.live_end_s):
                 live.lock.release()
+            progress.alive()
             deadline = runtime.monotonic() + limits.end_s
             for task in [*beside, *self._turns]:
                 task.join(max(0.0, deadline - runtime.monotonic()))
@@ -244,6 +251,7 @@ class DeliveryOwner:
         """Wait until there is such a shard: its maker, the owner of the first, may be told of fewer."""
         said = False
         while not any_set((self._stopping, held.lost, held.moved)):
+            held.progress.alive()
             try:
                 self.works.store.group()
             except NotFoundError as error:
@@ -333,6 +341,7 @@ class DeliveryOwner:
         """One look. False: there is no such shard any more."""
         moved = False
         self._wake.clear()
+        self._progress.alive()
         try:
             moved = self._catch_up_group(follower)
             if serves:
@@ -355,11 +364,13 @@ class DeliveryOwner:
             self._catching_up = not self._winds_down()
         if not self._catching_up:
             return False
+        self._progress.rest()  # whoever works for the group is watched there: the thread of a hand-over, or this one
         try:
             moved = follower.catch_up_group(self.limits.group_wait_s if self._left else 0.0)
             self._left = False
             return moved
         finally:
+            self._progress.alive()
             self._catching_up = False
 
     def _still_there(self) -> bool:

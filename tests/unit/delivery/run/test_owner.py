@@ -375,3 +375,43 @@ def test_a_subscription_whose_turn_lasts_gets_no_other_when_delivery_begins_agai
     scene.runtime.spawn("lose", lose)
     scene.run(60.0)
     assert scene.events().count("delivering") == 2 and len(turns) == 1
+
+
+@pytest.mark.parametrize("where", ["hand-over", "follower"])
+def test_delivery_that_hangs_loses_its_lease_whichever_loop_it_is(where: str) -> None:
+    """GIVEN a hand-over or a follower that does not come back, while the other goes on WHEN the bound is over THEN the
+    lease is let go of, once, and whoever runs them is told."""
+    scene = Scene()
+    told: list[str] = []
+    scene.owner.candidate = replace(scene.candidate, on_hanging=told.append)
+    asked = scene.store.group if where == "hand-over" else scene.store.outside
+    hung: list[float] = []
+
+    def hang() -> Any:
+        if scene.runtime.monotonic() >= 50.0 and not hung:
+            hung.append(scene.runtime.monotonic())
+            scene.runtime.wait(1e9)
+        return asked()
+
+    setattr(scene.store, asked.__name__, hang)
+
+    def take() -> None:
+        scene.runtime.wait(60.0)
+        scene.owner.hand_over(Span(PLACE, Cursor(0), 1, ("f",), 1, exact=True))
+
+    scene.runtime.spawn("ingest", take)
+    scene.runtime.spawn("deliver", scene.owner.run)
+    baton = scene.runtime.baton
+    scene.runtime.spawn("clock", lambda: baton.sleep(400.0))
+    baton.run(lambda: bool(told) or baton.now >= 400.0)
+    baton.close()
+    assert len(told) == 1 and "the loop of deliver hangs" in told[0]
+    limits = scene.candidate.limits
+    assert limits.hangs_after_s < baton.now - hung[0] < limits.hangs_after_s + limits.ttl_s
+
+
+def test_delivery_that_has_nothing_to_do_keeps_its_lease() -> None:
+    """GIVEN delivery WHEN nothing happens for an hour THEN nothing is let go of."""
+    scene = Scene()
+    scene.run(3600.0)
+    assert "lease let go of" not in scene.events() and scene.events().count("delivering") == 1
