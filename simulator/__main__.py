@@ -14,6 +14,7 @@ from simulator.blocks import mutants as block_mutants
 from simulator.blocks import run as blocks
 from simulator.broken import Broken
 from simulator.mutants import MUTANTS, REPLAYS, Mutant
+from simulator.noted import note, noted_seed
 from simulator.repair import mutants as repairing_mutants
 from simulator.repair import run as repairing
 from simulator.replicas import mutants as replica_mutants
@@ -83,20 +84,21 @@ PARTS = (
 BY_MUTANT = {mutant.name: part for part in PARTS for mutant in part.mutants}
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(argv: list[str] | None = None, parts: Sequence[Part] = PARTS) -> int:
     parser = argparse.ArgumentParser(prog="python -m simulator", description=__doc__)
     parser.add_argument("--seeds", type=int, default=200, help="how many seeds to run")
     parser.add_argument("--first", type=int, help="the first of them")
     parser.add_argument("--mutant", choices=sorted(BY_MUTANT), help="apply this deliberate bug: the run should fail")
     parser.add_argument("--mutants", action="store_true", help="see every deliberate bug caught")
+    parser.add_argument("--note", action="store_true", help="with --mutants: note the seeds that caught them")
     only = parser.add_mutually_exclusive_group()
     for part in PARTS:
         only.add_argument(f"--{part.name}", dest="only", action="store_const", const=part.name, help="only this part")
     asked = parser.parse_args(argv)
     name = BY_MUTANT[asked.mutant].name if asked.mutant else asked.only
-    chosen = [part for part in PARTS if name in (None, part.name)]
+    chosen = [part for part in parts if name in (None, part.name)]
     if asked.mutants:
-        return _hunt_all(chosen, asked.first)
+        return _hunt_all(chosen, asked.first, asked.note)
     mutants = {mutant.name: mutant for part in PARTS for mutant in part.mutants}
     failed = sum(_simulate(part, asked.first or 0, asked.seeds, mutants.get(asked.mutant or "")) for part in chosen)
     return 1 if failed else 0
@@ -116,7 +118,7 @@ def _simulate(part: Part, first: int, seeds: int, mutant: Mutant | None) -> int:
             print(_report(part, ran, mutant))
             if mutant is not None:
                 break
-    if part is LEDGER:
+    if part.name == LEDGER.name:
         if failed:
             print(f"{failed} seeds failed")
         print(total.line(seeds))
@@ -127,7 +129,7 @@ def _simulate(part: Part, first: int, seeds: int, mutant: Mutant | None) -> int:
 
 
 def _report(part: Part, ran: Outcome, mutant: Mutant | None) -> str:
-    also = f" --mutant {mutant.name}" if mutant else "" if part is LEDGER else f" --{part.name}"
+    also = f" --mutant {mutant.name}" if mutant else "" if part.name == LEDGER.name else f" --{part.name}"
     return (
         f"seed {ran.seed} failed: {ran.failure}\n{ran.trace}\n"
         f"again: python -m simulator --first {ran.seed} --seeds 1{also}"
@@ -135,9 +137,11 @@ def _report(part: Part, ran: Outcome, mutant: Mutant | None) -> str:
 
 
 def hunt(mutant: Mutant, first: int | None = None) -> Outcome | None:
-    """The first run that catches the mutant, within its bound. Falling over is not being caught."""
+    """The first run that catches the mutant, within its bound, from where it was last caught. Falling over is not being
+    caught.
+    """
     part = BY_MUTANT[mutant.name]
-    begin = mutant.first if first is None else first
+    begin = noted_seed(mutant.name) if first is None else first
     for seed in range(begin, begin + mutant.seeds_max):
         ran = part.run(seed, mutant)
         if ran.failure.startswith(Broken.__name__):
@@ -145,8 +149,9 @@ def hunt(mutant: Mutant, first: int | None = None) -> Outcome | None:
     return None
 
 
-def _hunt_all(parts: Sequence[Part], first: int | None) -> int:
+def _hunt_all(parts: Sequence[Part], first: int | None, is_noted: bool) -> int:
     survivors, every = 0, [mutant for part in parts for mutant in part.mutants]
+    seeds: dict[str, int] = {}
     for mutant in every:
         began = time.monotonic()
         caught = hunt(mutant, first)
@@ -155,7 +160,10 @@ def _hunt_all(parts: Sequence[Part], first: int | None) -> int:
             survivors += 1
             print(f"SURVIVED  {mutant.name}: {mutant.what} ({mutant.seeds_max} seeds)")
         else:
+            seeds[mutant.name] = caught.seed
             print(f"caught    {mutant.name} by seed {caught.seed} in {took:.1f} s: {caught.failure.splitlines()[0]}")
+    if is_noted:
+        note(seeds, set(BY_MUTANT))
     print(f"mutants={len(every)} survived={survivors}")
     return 1 if survivors else 0
 

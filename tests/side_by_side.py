@@ -26,6 +26,8 @@ INTERRUPTED = 130
 # Each part may have an instance running: two gigabytes, with its Spark and its Postgres.
 AT_ONCE_MAX = 6
 SLOWEST = 15
+# Python reads it when it starts. Parts start hundreds of processes, each of which would compile all modules anew.
+KEEPS_NO_BYTECODE = "PYTHONDONTWRITEBYTECODE"
 
 # The longest first. The tests of one part of faults share a deployment, so they stay together.
 PARTS: Mapping[str, Sequence[str]] = {
@@ -150,6 +152,7 @@ class Runner:
             process = subprocess.Popen(
                 [*self.command, *self.parts[part]],
                 cwd=ROOT,
+                env={name: value for name, value in os.environ.items() if name != KEEPS_NO_BYTECODE},
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.STDOUT,

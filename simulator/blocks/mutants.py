@@ -144,14 +144,12 @@ MUTANTS: tuple[Mutant, ...] = (
         "a new owner goes on with plans of the former one, and confirms nothing",
         ((source.BlockStreams, "begin", _begins_without_confirming),),
         seeds_max=200,
-        first=130,
     ),
     Mutant(
         "late-owner-begins-anew",
         "an owner that begins behind its successor throws away what is known",
         ((MemoryPlans, "adopt", _adopts_at_once),),
         seeds_max=200,
-        first=967,
     ),
     Mutant(
         "never-compared",
@@ -174,6 +172,5 @@ MUTANTS: tuple[Mutant, ...] = (
         "of a stream that is taken again only those joins and leaves are told that the log has lost",
         ((draft, "placed", _tells_nothing), (slices, "placed", _tells_nothing)),
         seeds_max=200,
-        first=136,
     ),
 )

@@ -41,7 +41,6 @@ BOTS: tuple[Mutant, ...] = (
         "joined-for-the-batch",
         "a join counts for all of its batch",
         ((Stay, "covers", lambda _self, _at: True),),
-        first=6,
     ),
     Mutant(
         "learned-not-kept",
@@ -64,20 +63,17 @@ BOTS: tuple[Mutant, ...] = (
         "whether an event waits is decided by what was published before it was parked",
         ((MemoryTables, "lacks_key", lambda *_: True),),
         120,
-        81,
     ),
     Mutant(
         "newer-not-held-behind",
         "events of a session with a key are sent although earlier ones are in the queue",
         ((MemoryBots, "_queued", lambda *_: {}),),
         120,
-        491,
     ),
     Mutant(
         "session-overtaken",
         "parked events of a session overtake each other",
         ((MemoryParked, "_before_in_session", lambda *_: []),),
         300,
-        661,
     ),
 )

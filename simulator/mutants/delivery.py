@@ -159,21 +159,18 @@ DELIVERY: tuple[Mutant, ...] = (
         "a settlement covers whoever is in the group by then",
         ((MemoryDelivery, "settle_group", _settle_current_members),),
         200,
-        first=3,
     ),
     Mutant(
         "former-member-settled",
         "a member that left and came back meanwhile is taken for one that stayed",
         ((MemoryDelivery, "settle_group", _settle_any_version),),
         300,
-        113,
     ),
     Mutant(
         "former-self-settled",
         "work done for a subscription moves the cursor of a later one of its name",
         ((group, "require_outside", _any_generation),),
         300,
-        47,
     ),
     Mutant(
         "failed-endpoint-passed",
@@ -191,9 +188,7 @@ DELIVERY: tuple[Mutant, ...] = (
         "joining does not compare the cursors",
         ((group, "may_join", _join_anyway), (follower, "level_with", lambda mine, theirs: True)),
     ),
-    Mutant(
-        "beyond-the-head", "the follower reads to the log's tail", ((follower, "next_span", _span_to_tail),), 120, 63
-    ),
+    Mutant("beyond-the-head", "the follower reads to the log's tail", ((follower, "next_span", _span_to_tail),), 120),
     Mutant(
         "whole-span-settled",
         "the follower settles a span it did not finish",
@@ -226,13 +221,11 @@ DELIVERY: tuple[Mutant, ...] = (
         "no room to park more wipes out the failures of an endpoint that nobody asked",
         ((group, "_is_answered", lambda outcome: True),),
         300,
-        61,
     ),
     Mutant(
         "handed-over-anywhere",
         "a fresh batch is delivered wherever the group stands",
         ((LiveGroup, "hand_over", _hand_over_anyway),),
-        first=4,
     ),
     Mutant(
         "unfinished-is-done",
@@ -245,7 +238,7 @@ DELIVERY: tuple[Mutant, ...] = (
         "a parked event is given up at its first retry",
         ((parked_retries, "next_attempt", lambda *_: None),),
     ),
-    Mutant("expired-uncounted", "expired events are not counted", ((work, "_folded", _expired_uncounted),), first=5),
+    Mutant("expired-uncounted", "expired events are not counted", ((work, "_folded", _expired_uncounted),)),
     Mutant(
         "held-keys-forgotten",
         "with `ordered`, later events of a parked key are sent",
@@ -257,13 +250,11 @@ DELIVERY: tuple[Mutant, ...] = (
         "with `ordered`, parked rows of one key overtake each other",
         ((MemoryParked, "_is_held", lambda self, row: False),),
         120,
-        7,
     ),
     Mutant(
         "left-key-not-held",
         "with `ordered`, a parked change of a key holds back the new key alone",
         ((ParkedEvent, "held_keys", property(_new_key_alone)),),
         300,
-        first=12,
     ),
 )

@@ -82,9 +82,7 @@ def _from_the_first_event(place: SourcePartition, begun: Cursor, *rest: Any) -> 
 
 ENDURANCE: tuple[Mutant, ...] = (
     Mutant("suspended-for-good", "a suspended one is never probed", ((follower, "is_due", _behind_only),)),
-    Mutant(
-        "never-suspended", "no number of failures suspends", ((retry, "should_suspend", lambda *_: False),), first=8
-    ),
+    Mutant("never-suspended", "no number of failures suspends", ((retry, "should_suspend", lambda *_: False),)),
     Mutant("backoff-ignored", "one that failed is tried again at once", ((follower, "is_due", _behind_always),)),
     Mutant("paused-worked-for", "one that a person paused is worked for", ((follower, "is_due", _paused_too),)),
     Mutant(
@@ -103,20 +101,17 @@ ENDURANCE: tuple[Mutant, ...] = (
         "what exceeds `parked_max` is dropped",
         ((group, "_after_done", _drop_beyond_limit),),
         120,
-        16,
     ),
-    Mutant("parked-without-limit", "`parked_max` is not kept", ((group, "_after_done", _park_beyond_limit),), 120, 16),
+    Mutant("parked-without-limit", "`parked_max` is not kept", ((group, "_after_done", _park_beyond_limit),), 120),
     Mutant(
         "retried-once",
         "a dead letter that is retried again is lost",
         ((MemoryParked, "release", _release_once),),
         300,
-        36,
     ),
     Mutant(
         "queue-expiry-uncounted",
         "what expires in the queue is not counted",
         ((MemoryParked, "expire", _expire_uncounted),),
-        first=79,
     ),
 )

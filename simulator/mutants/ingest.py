@@ -96,21 +96,18 @@ INGEST: tuple[Mutant, ...] = (
         "resume-without-tail",
         "the log is not asked where to resume",
         ((take, "resume", _resume_without_tail),),
-        first=2,
     ),
     Mutant(
         "resume-forgets-repeats",
         "a second begin forgets that the log is ahead of the checkpoint",
         ((take, "resume", _resume_forgets_repeats),),
         200,
-        23,
     ),
     Mutant(
         "fence-skipped",
         "a new owner does not raise the log's epoch",
         ((MemoryLog, "fence", _tail_unfenced),),
         120,
-        first=12,
     ),
     Mutant(
         "tail-not-compared",
@@ -123,7 +120,5 @@ INGEST: tuple[Mutant, ...] = (
         "ids that the log holds are not excluded",
         (("evermark.ingest.pieces", "looked_up_from", _nothing_excluded),),
     ),
-    Mutant(
-        "epoch-kept", "a lease changes hands without a new epoch", ((lease_memory, "epoch_for", _same_epoch),), first=12
-    ),
+    Mutant("epoch-kept", "a lease changes hands without a new epoch", ((lease_memory, "epoch_for", _same_epoch),)),
 )

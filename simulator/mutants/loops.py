@@ -76,40 +76,32 @@ LOOPS: tuple[Mutant, ...] = (
         "read-without-lease",
         "an owner that lost its lease goes on reading",
         ((SourceOwner, "_read", _reads_on),),
-        first=9,
     ),
     Mutant(
         "delivers-without-lease",
         "an owner that lost its lease goes on delivering",
         ((DeliveryOwner, "_follow", _follows_on),),
-        first=2,
     ),
     Mutant(
         "missed-renewals-unnoticed",
         "a lease that cannot be renewed for longer than it lasts is taken for held",
         ((HeldLease, "lost_at", _never_late),),
-        first=2,
     ),
     Mutant(
         "neighbours-fail-along",
         "a partition whose batch cannot be taken keeps the others from theirs",
         (("evermark.ingest.reading", "take_each", _all_or_none),),
-        first=18,
     ),
     Mutant(
         "failed-for-good",
         "a partition that failed is not read again while the others are read",
         ((SourceOwner, "_end_after", _never_ends),),
-        first=7,
     ),
     Mutant(
         "handed-over-after-the-end",
         "fresh batches are handed over while the end of delivery is waited for",
         ((DeliveryOwner, "_live", _Kept()),),
         200,
-        first=40,
     ),
-    Mutant(
-        "retries-skipped", "parked deliveries get no turn", ((DeliveryOwner, "_repeated", _without_queue),), first=1
-    ),
+    Mutant("retries-skipped", "parked deliveries get no turn", ((DeliveryOwner, "_repeated", _without_queue),)),
 )

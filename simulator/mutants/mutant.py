@@ -17,7 +17,6 @@ class Mutant:
     what: str
     patches: tuple[tuple[object, str, object], ...]
     seeds_max: int = 60
-    first: int = 0  # where to begin: a bug that is met once in a hundred seeds need not cost a hundred each time
 
     @contextmanager
     def applied(self) -> Iterator[None]:

@@ -111,7 +111,6 @@ REPLAYS: tuple[Mutant, ...] = (
         "failed-slice-passed",
         "a slice whose receiver failed is passed",
         ((replay, "after_step", _failure_ends_window),),
-        first=2,
     ),
     Mutant(
         "refused-and-passed", "what a replay was refused is not parked", ((MemoryReplays, "settle", _parks_nothing),)
@@ -120,19 +119,16 @@ REPLAYS: tuple[Mutant, ...] = (
         "limit-is-the-end",
         "a slice of which only a part was looked for is passed whole",
         (("simulator.replaying", "folded", _limit_is_the_end),),
-        first=8,
     ),
     Mutant(
         "replay-beyond-its-start",
         "what came after its start is replayed, too",
         ((replay, "work_of", _reads_beyond),),
-        first=8,
     ),
     Mutant(
         "replay-overtaken",
         "with `ordered`, a replay sends later events of a key it has parked",
         ((MemoryParked, "held_keys", _replays_hold_nothing),),
-        first=57,
     ),
     Mutant(
         "replay-settled-twice",
@@ -157,13 +153,11 @@ REPLAYS: tuple[Mutant, ...] = (
         "control-missed",
         "after a crash nobody looks for control events",
         ((take, "controls_seen_to", _seen_to_the_tail),),
-        first=37,
     ),
     Mutant(
         "control-asks-again",
         "a control event that is found again asks again",
         ((MemoryReplays, "register", _asks_each_time),),
-        first=11,
     ),
     Mutant(
         "ended-when-unwell",
@@ -174,6 +168,5 @@ REPLAYS: tuple[Mutant, ...] = (
         "cancelled-but-parked",
         "what a cancelled replay has parked stays",
         ((MemoryReplays, "cancel", _cancels_without_dropping),),
-        first=234,
     ),
 )

@@ -85,7 +85,6 @@ WISHES: tuple[Mutant, ...] = (
         "a turn of the follower goes by what was asked for before it looked at the log",
         ((Follower, "_current", _as_first_seen),),
         100,
-        272,
     ),
     Mutant(
         "added-one-batch-late",
@@ -97,20 +96,17 @@ WISHES: tuple[Mutant, ...] = (
         "one that was made anew is taken for its former self by the batch under way",
         ((registration, "added", _add_as_old_member),),
         300,
-        113,
     ),
     Mutant(
         "removed-rows-kept",
         "what is parked for a removed subscription stays",
         ((MemoryDelivery, "_forget", _forget_but_rows),),
-        first=3,
     ),
     Mutant(
         "change-unheard",
         "the group goes by what was asked for when delivery began",
         ((LiveGroup, "__init__", _goes_by_first_look),),
         200,
-        108,
     ),
     Mutant(
         "rotated-from-now",
@@ -128,6 +124,5 @@ WISHES: tuple[Mutant, ...] = (
         "what the file made may be changed and removed by anybody",
         ((registration, "require_ours", lambda spec, done: None),),
         120,
-        32,
     ),
 )

@@ -112,25 +112,21 @@ MUTANTS: tuple[Mutant, ...] = (
         "looked-before-the-slot",
         "what the log lacks is looked for as of a moment before the new slot",
         ((OutboxRepair, "begin", _looks_before_the_slot),),
-        first=6,
     ),
     Mutant(
         "closed-before-taken",
         "a gap is recorded as closed before what was missing is in the log",
         ((Repairer, "_close_gap", _closes_first),),
-        first=291,
     ),
     Mutant(
         "any-own-slot",
         "a slot that bears the name is taken for the new one",
         ((steps, "ending", _any_own_slot),),
-        first=1,
     ),
     Mutant(
         "moved-unseen",
         "a slot that somebody moved past us is read on from",
         ((survey, "_slot_trouble", _moved_unseen),),
-        first=7,
     ),
     Mutant("floor-at-once", "a floor is noted before all below it was taken", ((Floor, "proven", _proven_at_once),)),
     Mutant(
@@ -144,24 +140,21 @@ MUTANTS: tuple[Mutant, ...] = (
         ((ModelServer, "candidates", _by_insert_place),),
     ),
     Mutant("log-not-compared", "files that may hold what was found are left out", ((_OWNER, "within", _holds_none),)),
-    Mutant("never-given-up", "tries are without end", ((repairer, "exhausted", _never),), first=96),
+    Mutant("never-given-up", "tries are without end", ((repairer, "exhausted", _never),)),
     Mutant(
         "end-not-told",
         "whoever missed the answer to the last step waits for ever",
         ((Repairer, "_tell_end", _nobody_is_told),),
-        first=1480,
     ),
     Mutant(
         "left-over-kept",
         "a slot that a late owner made is left to keep WAL",
         ((Repairer, "_tidy", _leaves_it),),
-        first=333,
     ),
     Mutant(
         "read-while-repaired",
         "a partition is read while its gap is open",
         ((Repairer, "partitions", _nothing_is_open),),
-        first=1,
     ),
     Mutant(
         "repaired-while-read",
@@ -172,6 +165,5 @@ MUTANTS: tuple[Mutant, ...] = (
         "repaired-unread",
         "a partition whose gap is closed is not read again while others are read",
         ((SourceOwner, "_on_repaired", _reads_no_more),),
-        first=69,
     ),
 )

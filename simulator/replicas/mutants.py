@@ -101,7 +101,7 @@ def _told_unnoted(self: StoredEvents, table: str, told: Held) -> None: ...
 
 
 MUTANTS: tuple[Mutant, ...] = (
-    Mutant("highest-number", "the checkpoint is the highest number seen", ((SqlStore, "_take", _maximum),), first=8),
+    Mutant("highest-number", "the checkpoint is the highest number seen", ((SqlStore, "_take", _maximum),)),
     Mutant(
         "paged-by-time",
         "events are asked for by the time they were made",
@@ -111,7 +111,6 @@ MUTANTS: tuple[Mutant, ...] = (
         "numbered-before-the-commit",
         "a transaction that is rolled back has used up a number",
         (("simulator.replicas.run", "end_transaction", _numbered_before_the_commit),),
-        first=1,
     ),
     Mutant("last-to-arrive", "a row takes whatever came last", ((sql_store, "beats", _as_it_comes),)),
     Mutant(
@@ -119,36 +118,30 @@ MUTANTS: tuple[Mutant, ...] = (
         "events are collected that a member lacks",
         ((members, "floors", _own_floor),),
         seeds_max=20,
-        first=2,
     ),
     Mutant(
         "tombstones-at-once",
         "a tombstone is collected while older events may arrive",
         ((SqlStore, "_collect_tombstones", _every_tombstone),),
-        first=3,
     ),
     Mutant(
         "same-origin",
         "a restored node goes on under the origin it had",
         (("simulator.replicas.node", "claim", _same_origin),),
-        first=1,
     ),
     Mutant(
         "told-before-noted",
         "others hear of an event before a token was left with it",
         ((StoredEvents, "note_told", _told_unnoted), (SqlStore, "is_noted", lambda self: True)),
-        first=10,
     ),
     Mutant(
         "given-up-too-soon",
         "numbers are given up that a member still has",
         ((members, "may_give_up", _whatever_is_wanted),),
-        first=4,
     ),
     Mutant(
         "snapshot-replaces",
         "a snapshot takes the place of rows that its maker has not seen",
         ((SqlStore, "_merge_rows", _replaced),),
-        first=6,
     ),
 )

@@ -6,28 +6,35 @@ import random
 from collections import Counter
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import cache
 
 import pytest
 
 from evermark.delivery.base import Cursor, Fate, SourcePartition, SubscriptionSpec, SubscriptionState
 from evermark.log.base import Append
-from simulator.__main__ import main
+from simulator.__main__ import LEDGER, main
 from simulator.baton import Baton, Process, SimLock
 from simulator.broken import Broken
 from simulator.keys import Keys
 from simulator.mutants import MUTANTS
 from simulator.promises import Promises
-from simulator.run import run
+from simulator.run import Ran, run
 from simulator.scenario import scenario
 from simulator.source import Row, SimLog
 
 SEEDS = 40
 
 
+@cache
+def ran(seed: int) -> Ran:
+    """How a seed went; the tests of this file look at it from several sides."""
+    return run(seed)
+
+
 def test_no_seed_loses_an_event(capsys: pytest.CaptureFixture[str]) -> None:
     """Crashes, pauses, power cuts and failing ports between any two effects: the ledger ends with lost=0."""
     # WHEN a few dozen seeds run
-    status = main(["--seeds", str(SEEDS), "--ledger"])
+    status = main(["--seeds", str(SEEDS), "--ledger"], [replace(LEDGER, run=lambda seed, mutant: ran(seed))])
 
     # THEN none failed, and the last line is the ledger; a failing seed prints how to run it again
     said = capsys.readouterr().out
@@ -45,9 +52,9 @@ def test_instances_that_share_the_partitions_lose_nothing() -> None:
     """
     met = Counter[str]()
     for seed in range(15):
-        ran = run(seed, divided=True)
-        assert not ran.failure, (seed, ran.failure, ran.trace)
-        met.update(ran.met)
+        ended = run(seed, divided=True)
+        assert not ended.failure, (seed, ended.failure, ended.trace)
+        met.update(ended.met)
     assert met["shared"] > 0
 
 
@@ -56,9 +63,8 @@ def test_seeds_come_upon_what_they_are_for() -> None:
     # WHEN a few seeds run
     met = Counter[str]()
     for seed in range(10):
-        ran = run(seed)
-        assert not ran.failure, (seed, ran.failure)
-        met.update(ran.met)
+        assert not ran(seed).failure, (seed, ran(seed).failure)
+        met.update(ran(seed).met)
 
     # THEN each thing people can ask for was done, and each state and fate was met
     asked = ("add", "change", "rotate", "retire", "remove", "suspend", "resume", "release", "drop", "expire")
@@ -112,7 +118,7 @@ def test_receiver_may_change_over_until_its_secret_ends() -> None:
 def test_same_seed_gives_the_same_run() -> None:
     """A failure can be reproduced: two runs of one seed take the same steps and end with the same ledger."""
     for seed in (1, 3, 8):
-        first, second = run(seed), run(seed)
+        first, second = ran(seed), run(seed)
         assert (first.fingerprint, first.ledger) == (second.fingerprint, second.ledger)
         assert scenario(seed) == scenario(seed)
 
@@ -132,7 +138,7 @@ def test_failing_seed_says_how_to_run_it_again(capsys: pytest.CaptureFixture[str
 
 def test_mutant_leaves_nothing_behind() -> None:
     """What a mutant changed is as it was once its run is over."""
-    before = run(1)
+    before = ran(1)
     assert run(1, MUTANTS[0]).failure
     assert run(1) == before
 

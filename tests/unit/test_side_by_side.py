@@ -53,6 +53,13 @@ def test_a_part_without_a_chosen_test_is_no_failure(tmp_path: Path) -> None:
     assert ran(tmp_path, one=("", "5"), none=("", "5")) == NOTHING_SELECTED
 
 
+def test_parts_keep_bytecode_though_the_shell_does_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """GIVEN a shell that forbids bytecode WHEN a part starts a process THEN that may write what the next one reads."""
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    code = "import sys; sys.exit(sys.dont_write_bytecode)"
+    assert Runner({"one": ()}, (sys.executable, "-c", code), tmp_path).run(1) == 0
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_reaches_each_part_once(tmp_path: Path, number: signal.Signals) -> None:
     """GIVEN two parts that run and one that waits WHEN we are interrupted THEN both end in order, it never begins."""
