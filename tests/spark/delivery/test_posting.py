@@ -247,7 +247,7 @@ def test_found_by_the_task_or_by_spark_everybody_gets_what_is_theirs_in_order(
         post = task(assignments, box, DeliveryOptions())
         by_spark = deliver.SparkDeliverer(spark.sparkContext, box)._wanted(assignments)
         assert by_spark.rdd.getNumPartitions() == 1
-        ways = [post.posting._found_here(), map(posting.addresses_of, by_spark.toArrow().to_batches())]
+        ways = [post.posting._found_here([]), map(posting.addresses_of, by_spark.toArrow().to_batches())]
         for places in ways:
             found: dict[int, list[str]] = {n: [] for n in range(len(specs))}
             for wanted in posting.read(posting.paths_of(assignments), posting.gathered(places)):
