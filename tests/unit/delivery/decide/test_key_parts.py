@@ -11,7 +11,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evermark.delivery.base import Cursor, Fate, Outcome
+from evermark.delivery.base import Cursor, Fate, Outcome, ParkedEvent
 from evermark.delivery.decide.key_parts import PART_ROWS_MIN, cursor_at, joined, pace_after, part_numbers, rows_in
 from evermark.delivery.webhook.ordering import keys_of
 from evermark.delivery.work import Assignment, Result, Span
@@ -179,3 +179,28 @@ def test_a_turn_in_parts_asks_for_what_all_parts_can_post_in_its_time() -> None:
     # WHEN nothing is known of it THEN it is not remembered
     assert pace_after(None, outcome, cut=False, ended=True) is None
     assert pace_after(5.0, Outcome("a", Fate.DONE, took_s=0.0), cut=True, ended=True) == 5.0
+
+
+def parked_at(*places: tuple[int, str]) -> tuple[ParkedEvent, ...]:
+    return tuple(replace(event(batch), batch=batch, position=position) for batch, position in places)
+
+
+def test_d1_parts_together_park_no_more_than_there_is_room_for() -> None:
+    """GIVEN room for three WHEN two parts park two each THEN the cursor is behind the third, and it is full."""
+    assignment = Assignment(Span(P0, Cursor(AFTER), AFTER + 1, ("f",), 10), spec("a"), parked_room=3)
+    one = Outcome("a", Fate.DONE, 1, parked_at((AFTER + 1, "0001"), (AFTER + 1, "0005")))
+    other = Outcome("a", Fate.DONE, 1, parked_at((AFTER + 1, "0002"), (AFTER + 1, "0008")))
+    found = joined(assignment, [[Result(P0, AFTER + 1, one, "0007")], [Result(P0, AFTER + 1, other, "0008")]])
+    assert (found.fate, found.reached) == (Fate.FULL, Cursor(AFTER, "0005"))
+    assert [event.position for event in found.parked] == ["0001", "0002", "0005"]
+
+
+def test_d1_a_cursor_does_not_stand_among_expired_events_that_cannot_be_counted() -> None:
+    """GIVEN a part that stops inside a batch, of which another has expired events on both sides THEN none is counted,
+    and the cursor stays before the batch.
+    """
+    assignment = Assignment(Span(P0, Cursor(AFTER), AFTER + 2, ("f",), 10), spec("a"))
+    slow = [Result(P0, AFTER + 2, Outcome("a", Fate.UNFINISHED, 3), "0004")]
+    late = [Result(P0, batch, Outcome("a", Fate.DONE, 1, expired=2), "0009") for batch in (AFTER + 1, AFTER + 2)]
+    found = joined(assignment, [slow, late])
+    assert (found.reached, found.expired) == (Cursor(AFTER + 1), 2)
