@@ -29,7 +29,7 @@ from evermark.delivery.run.parked_retries import ParkedQueue
 from evermark.delivery.store.memory import MemoryDelivery
 from evermark.delivery.store.memory_parked import MemoryParked
 from evermark.delivery.webhook.base import Try
-from evermark.delivery.work import Assignment, Result, Span
+from evermark.delivery.work import Result, Span
 from evermark.log.read import FileRange
 from simulator.mutants.mutant import Mutant
 
@@ -136,8 +136,8 @@ def _unfinished_is_done(outcome: Outcome) -> Outcome:
     return replace(outcome, fate=Fate.DONE) if outcome.fate is Fate.UNFINISHED else outcome
 
 
-def _expired_uncounted(assignment: Assignment, results: Mapping[int, Result]) -> Outcome:
-    return replace(_folded(assignment, results), expired=0)
+def _expired_uncounted(span: Span, results: Mapping[int, Result]) -> Outcome:
+    return replace(_folded(span, results), expired=0)
 
 
 def _spread_wherever_it_stands(placed: shards.Placed, outside: Any, groups: Mapping[int, Group], wanted: int) -> Any:

@@ -125,6 +125,8 @@ class DriverTasks:
         if not any(one.spec.where for one in mine):
             return _folded(assignments, posting.results() if mine else iter(()))
         matched = matched_here(mine)
+        if matched.found is not None and not matched.for_spark:
+            return _folded(assignments, posting.results(found=[matched.found]))
         others = {mine[number].spec.name for number in matched.for_spark}
         there = [one for one in assignments if one.spec.name in others]
         here = [one for one in assignments if one.spec.name not in others]

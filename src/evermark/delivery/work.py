@@ -20,7 +20,7 @@ from typing import Any, Protocol, cast
 
 import pyarrow as pa
 
-from evermark.delivery.base import BotView, Cursor, Fate, HeldKey, Outcome, SourcePartition, SubscriptionSpec
+from evermark.delivery.base import BEGINNING, BotView, Cursor, Fate, HeldKey, Outcome, SourcePartition, SubscriptionSpec
 
 _WORST_FIRST = (Fate.GONE, Fate.ENDPOINT_FAILED, Fate.FULL, Fate.UNFINISHED, Fate.DONE)
 
@@ -116,7 +116,17 @@ def fold(assignments: Sequence[Assignment], results: Iterable[Result]) -> list[O
         mine = by_name.setdefault(result.subscription, {})
         before = mine.get(result.batch)
         mine[result.batch] = result if before is None else _continued(before, result)
-    return [_folded(assignment, by_name.get(assignment.spec.name)) for assignment in assignments]
+    outcomes: list[Outcome] = []
+    span, whole = None, BEGINNING
+    for assignment in assignments:
+        if found := by_name.get(assignment.spec.name):
+            outcomes.append(_folded(assignment.span, found))
+            continue
+        # Of thousands, most want nothing of a batch: they got as far as the others, and it took no time.
+        if assignment.span is not span:
+            span, whole = assignment.span, Cursor(assignment.span.to)
+        outcomes.append(Outcome(assignment.spec.name, Fate.DONE, reached=whole, took_s=0.0))
+    return outcomes
 
 
 def _continued(before: Result, after: Result) -> Result:
@@ -124,10 +134,7 @@ def _continued(before: Result, after: Result) -> Result:
     return replace(after, outcome=both(before.outcome, after.outcome), through=through)
 
 
-def _folded(assignment: Assignment, results: Mapping[int, Result] | None) -> Outcome:
-    span = assignment.span
-    if not results:  # of thousands, most want nothing of a batch: made in one step, and it took no time
-        return Outcome(assignment.spec.name, Fate.DONE, reached=Cursor(span.to), took_s=0.0)
+def _folded(span: Span, results: Mapping[int, Result]) -> Outcome:
     whole: Outcome | None = None
     for batch in sorted(results):
         outcome, through = results[batch].outcome, results[batch].through

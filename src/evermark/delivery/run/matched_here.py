@@ -50,9 +50,16 @@ def matched_here(assignments: Sequence[Assignment]) -> MatchedHere:
     for_spark: set[int] = set()
     bytes_left = BYTES_MAX
     for span, numbers in by_span(assignments):
-        plain = [number for number in numbers if not assignments[number].spec.where]
-        exact = [number for number in numbers if has_exact_steps(assignments[number].spec.where)]
-        for_spark.update(set(numbers) - set(plain) - set(exact))
+        plain: list[int] = []
+        exact: list[int] = []
+        for number in numbers:  # one pass: there may be thousands, and a batch every tenth of a second
+            where = assignments[number].spec.where
+            if not where:
+                plain.append(number)
+            elif has_exact_steps(where):
+                exact.append(number)
+            else:
+                for_spark.add(number)
         if not plain and not exact:
             continue
         rows = _rows_of(span, bytes_left)
