@@ -151,7 +151,6 @@ def hunt(mutant: Mutant, first: int | None = None) -> Outcome | None:
 
 def _hunt_all(parts: Sequence[Part], first: int | None, is_noted: bool) -> int:
     survivors, every = 0, [mutant for part in parts for mutant in part.mutants]
-    seeds: dict[str, int] = {}
     for mutant in every:
         began = time.monotonic()
         caught = hunt(mutant, first)
@@ -160,10 +159,9 @@ def _hunt_all(parts: Sequence[Part], first: int | None, is_noted: bool) -> int:
             survivors += 1
             print(f"SURVIVED  {mutant.name}: {mutant.what} ({mutant.seeds_max} seeds)")
         else:
-            seeds[mutant.name] = caught.seed
+            if is_noted:
+                note(mutant.name, caught.seed, set(BY_MUTANT))
             print(f"caught    {mutant.name} by seed {caught.seed} in {took:.1f} s: {caught.failure.splitlines()[0]}")
-    if is_noted:
-        note(seeds, set(BY_MUTANT))
     print(f"mutants={len(every)} survived={survivors}")
     return 1 if survivors else 0
 

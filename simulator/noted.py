@@ -25,8 +25,8 @@ def noted_seed(mutant: str) -> int:
     return _noted().get(mutant, 0)
 
 
-def note(caught: Mapping[str, int], known: set[str]) -> None:
+def note(mutant: str, seed: int, known: set[str]) -> None:
     """Mutants that are no more are forgotten."""
-    seeds = {name: seed for name, seed in {**_noted(), **caught}.items() if name in known}
+    seeds = {name: last for name, last in {**_noted(), mutant: seed}.items() if name in known}
     FILE.write_text(json.dumps(seeds, indent=2) + "\n")
     _noted.cache_clear()

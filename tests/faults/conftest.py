@@ -1,5 +1,8 @@
 """One deployment for the fault tests that need nothing of their own: a start of the real process is 13 s of processor.
 
+Most of what they start is forked from a process that has loaded the program (`tests/forked.py`). One test of each kind
+of source starts the real command (`commands=REAL`), and so does one of several instances, of a cluster, of Ctrl-C.
+
 Tests that share the deployment run one after the other, after all others, and leave it whole: every order has arrived
 at every receiver. A test that ended the instance, or killed it, leaves the next start to the test that follows.
 """
@@ -12,9 +15,12 @@ from pathlib import Path
 
 import pytest
 
-from evermark.testing.pipeline import Instance, Writer
+from evermark.testing.pipeline import Instance, Stage, Writer
 from evermark.testing.replays import ReplayScene
 from evermark.testing.servers import PostgresServer, fresh_database
+from tests.forked import ForkedCommands
+
+Stage.commands = ForkedCommands()
 
 
 class SharedShop(ReplayScene):

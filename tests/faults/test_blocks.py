@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 from evermark.testing.chat import ChatScene
+from evermark.testing.commands import REAL
 from evermark.testing.pipeline import died_by_itself
 from evermark.testing.until import until
 
@@ -15,7 +16,7 @@ def test_a_redeployed_reader_misses_no_message_though_it_and_a_node_are_killed(t
     with ChatScene(tmp_path, {"one": None}) as scene:
         scene.say("room", 20)
         scene.say("other", 5)
-        first = scene.up()
+        first = scene.up(commands=REAL)
         scene.wait_delivered(24)
         first.kill()
 

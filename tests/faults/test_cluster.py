@@ -13,6 +13,7 @@ from evermark.testing.chaos_cluster import (
     lane_executor,
     worker_killed,
 )
+from evermark.testing.commands import REAL
 from evermark.testing.objects import ACCESS_KEY, SECRET_KEY, S3Server
 from evermark.testing.pipeline import Writer
 from evermark.testing.servers import PostgresServer
@@ -30,7 +31,7 @@ def test_on_a_cluster_any_machine_may_die(tmp_path: Path, pg_server: PostgresSer
         writer = Writer(scene.dsn, pause_s=0.2)
         writer.start()
         try:
-            instance = scene.up()
+            instance = scene.up(commands=REAL)
             until(lambda: instance.said(f"{KEY_NAME} is not set"), "the executor says what it lacks", timeout_s=120)
             assert '"status": "healthy"' not in instance.ask("/health")[1]
             fit.start()

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import psycopg
 
+from evermark.testing.commands import REAL
 from evermark.testing.copied_shop import CopiedShop, ItemWriter
 from evermark.testing.lost_slot import SLOT, slot_is_dropped
 from evermark.testing.pipeline import PATIENCE_S, died_by_itself
@@ -42,7 +43,7 @@ def test_x6_a_copy_that_is_killed_at_every_step_goes_on_and_is_exact(tmp_path: P
         shop.config.write_text(shop.config.read_text().replace("[public.items]", "[public.items, public.later]"))
         shop.run("source", "install")
         shop.run("source", "backfill", "shop", "--table", "public.items", "--where", "id % 1000 = 7")
-        running = shop.up()
+        running = shop.up(commands=REAL)
         until(lambda: running.text().count("a copy is done") == 2, "both copies are done", timeout_s=PATIENCE_S)
         _requires_exact(shop, "later", seed)
         _requires_exact(shop, "items", seed)

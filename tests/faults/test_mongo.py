@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 from evermark.testing.chaos_mongo import primaries_killed
+from evermark.testing.commands import REAL
 from evermark.testing.mongo_shop import MongoScene, MongoWriter
 from evermark.testing.mongods import FORGETFUL, MongoReplicaSet, forget, mongo_replica_set
 from evermark.testing.pipeline import died_by_itself
@@ -39,7 +40,7 @@ def test_history_lost_while_nobody_read_is_repaired_by_itself_with_deletes(mongo
     ):
         orders = client["shop"]["orders"]
         orders.insert_many([{"_id": number, "n": 0} for number in range(30)])
-        first = scene.up()
+        first = scene.up(commands=REAL)
         scene.wait_delivered(29)
         assert first.terminate() == 0
         orders.update_many({"_id": {"$lt": 10}}, {"$inc": {"n": 5}})

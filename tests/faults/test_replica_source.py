@@ -12,6 +12,7 @@ from evermark.replicas.node import ReplicaNode, now_ms
 from evermark.replicas.settings import PeerSettings, ReplicaSettings
 from evermark.secrets import Secret
 from evermark.testing.chaos_replicas import LiveNode
+from evermark.testing.commands import REAL
 from evermark.testing.listener import Failing
 from evermark.testing.pipeline import Stage, died_by_itself
 from evermark.testing.servers import free_port
@@ -61,7 +62,7 @@ def test_r5_a_killed_reader_and_a_killed_node_lose_and_repeat_nothing(tmp_path: 
             scene.write(0, 300)
             died_by_itself(scene.up("log.committed"))
             scene.write(300, 100)
-            last = scene.up()
+            last = scene.up(commands=REAL)
             scene.wait_delivered(300)
             scene.node.kill()
             scene.write(400, 100)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from evermark.testing.commands import REAL
 from evermark.testing.pipeline import Scene
 from evermark.testing.until import until
 from tests.faults.conftest import SharedShop
@@ -28,7 +29,7 @@ def test_ctrl_c_during_the_start_breaks_it_off(tmp_path: Path, pg_dsn: str) -> N
     """GIVEN an instance that is still starting WHEN it is interrupted THEN it says so, and ends with 0 in seconds."""
     with Scene(tmp_path, pg_dsn, {"one": None}) as scene:
         for step in ("state", "spark"):
-            instance = scene.up()
+            instance = scene.up(commands=REAL)
             until(lambda i=instance, s=step: i.said(f'"step": "{s}"'), f"it starts its {step}")
             assert instance.interrupt(timeout_s=20) == 0, instance.text()[-2000:]
             assert instance.said('"event": "stopped"')

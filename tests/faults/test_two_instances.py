@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 
+from evermark.testing.commands import REAL
 from evermark.testing.pipeline import Instance
 from evermark.testing.tails import TailReader, tailing
 from evermark.testing.until import until
@@ -29,7 +30,7 @@ def test_neither_a_rolling_deploy_nor_a_paused_owner_writes_twice(shop: SharedSh
 def _passed_on(shop: SharedShop, first: Instance, stack: ExitStack) -> TailReader:
     with shop.writing():
         shop.wait_more(20)
-        second = shop.up()
+        second = shop.up(commands=REAL)
         until(lambda: second.said("standing by"), "the second stands by")
         moves = stack.enter_context(tailing(second, first))
         until(lambda: second.health("shop/0").get("status") == "standby", "its health says so")

@@ -19,6 +19,7 @@ import psycopg
 from evermark import failpoint
 from evermark.embedded.java import ensure_java
 from evermark.log import kept_table
+from evermark.testing.commands import REAL
 from evermark.testing.lost_slot import SLOT, slot_is_dropped
 from evermark.testing.oracle import OracleScene, busy, places
 from evermark.testing.pipeline import PATIENCE_S, Instance, died_by_itself
@@ -79,7 +80,7 @@ def copied_with_deaths(scene: OracleScene, kills: tuple[str, ...]) -> Instance:
     with busy(scene.workload):
         for name in kills:
             died_by_itself(scene.up(f"{name}@1"))
-        running = scene.up()
+        running = scene.up(commands=REAL)
         until(scene.copied, f"all is copied (seed {scene.seed})", timeout_s=PATIENCE_S)
     return running
 

@@ -10,7 +10,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import threading
 import urllib.error
 import urllib.request
@@ -20,7 +19,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import astuple, dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import psutil
 import psycopg
@@ -31,6 +30,7 @@ from evermark.embedded import postmaster
 from evermark.embedded.postgres import EmbeddedPostgres
 from evermark.log.read import LogReader
 from evermark.storage import Place, readable
+from evermark.testing.commands import REAL, Commands
 from evermark.testing.listener import Failing, Listener, Record
 from evermark.testing.until import until
 
@@ -38,7 +38,6 @@ from evermark.testing.until import until
 PATIENCE_S = 300.0
 
 TOKEN = "token-of-whoever-looks-at-a-scene"
-_COMMAND = [sys.executable, "-m", "evermark.cli.main"]
 
 _CONFIG = """\
 version: 1
@@ -80,13 +79,11 @@ class Ledger:
 class Instance:
     """One `evermark up` process. Its log is read from the beginning, or from the last `forget` on."""
 
-    def __init__(self, config: Path, env: Mapping[str, str], log: Path) -> None:
+    def __init__(self, config: Path, env: Mapping[str, str], log: Path, commands: Commands = REAL) -> None:
         self.log = log
         self._read_from = 0
         with log.open("ab") as out:
-            command = [*_COMMAND, "up", "-c", str(config)]
-            # A process group of its own, as a shell with a terminal gives to every command.
-            self.process = subprocess.Popen(command, env=dict(env), stdout=out, stderr=out, start_new_session=True)
+            self.process = commands.start(["up", "-c", str(config)], env, out)
 
     def kill(self) -> None:
         self.process.kill()
@@ -184,6 +181,7 @@ class Stage(ABC):
 
     source: str  # its name
     sections: str = ""  # more of the file
+    commands: ClassVar[Commands] = REAL  # fault tests have a cheaper way
 
     def __init__(self, folder: Path, receivers: Mapping[str, Failing | None], **options: str) -> None:
         self.folder = folder
@@ -235,16 +233,14 @@ class Stage(ABC):
                 pass
 
     def run(self, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-        ran = subprocess.run(
-            [*_COMMAND, *words, "-c", str(self.config)], env=self.env, capture_output=True, text=True, check=False
-        )
-        if check and ran.returncode != 0:
-            raise AssertionError(f"evermark {' '.join(words)}: {ran.stderr}")
-        return ran
+        done = self.commands.run([*words, "-c", str(self.config)], self.env)
+        if check and done.returncode != 0:
+            raise AssertionError(f"evermark {' '.join(words)}: {done.stderr}")
+        return done
 
-    def up(self, failpoint: str | None = None) -> Instance:
+    def up(self, failpoint: str | None = None, commands: Commands | None = None) -> Instance:
         env = {**self.env, "EVERMARK_FAILPOINT": failpoint} if failpoint else self.env
-        instance = Instance(self.config, env, self.folder / f"up-{len(self._instances)}.log")
+        instance = Instance(self.config, env, self.folder / f"up-{len(self._instances)}.log", commands or self.commands)
         self._instances.append(instance)
         return instance
 
