@@ -6,9 +6,10 @@ What is a model here is the source, the log's files (`SimPieces`), and who is to
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
@@ -144,7 +145,9 @@ class Instance(Process):
         self._late: Counter[tuple[str, int, int]] = Counter()
         truth = world.truth
         self.leases = SimLeases(self, self.port("leases", world.leases, ports.nothing))
-        self.candidate = Candidate(self.leases, self.holder, self.runtime, self.log)
+        # In the calm waits are longer than they were asked to be: no loop hangs because of that.
+        limits = replace(LIMITS, hangs_after_s=math.inf)
+        self.candidate = Candidate(self.leases, self.holder, self.runtime, self.log, limits)
         self.heads = self.port("heads", world.heads, ports.heads_landed(truth))
         self.checkpoints = self.port("checkpoints", world.checkpoints, ports.checkpoints_landed(truth))
         self._stores: dict[int, Any] = {}
