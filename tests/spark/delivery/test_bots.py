@@ -42,7 +42,7 @@ from evermark.log.base import Append
 from evermark.log.read import FileRange, LogReader
 from evermark.log.write import BatchWriter
 from evermark.secrets import KeyRef, SecretBox
-from evermark.spark import deliver
+from evermark.spark import parts
 from evermark.spark.replay import SparkReplays
 from evermark.testing.listener import Listener
 from evermark.testing.states import owners
@@ -69,9 +69,9 @@ class TaskDeliverer:
 
     def deliver(self, assignments: list[Assignment], options: DeliveryOptions) -> list[Outcome]:
         mine = tuple(assignment for assignment in assignments if assignment.bot is None or assignment.bot.streams)
-        post = deliver.PostHere(posting.Posting(mine, self._box, options))
+        post = parts.PostHere(posting.Posting(mine, self._box, options))
         rows = list(post(0)) if mine else []
-        return fold(assignments, deliver._results(assignments, rows))
+        return fold(assignments, parts.results_of(assignments, rows))
 
 
 class Chat:
