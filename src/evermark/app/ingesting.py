@@ -249,10 +249,10 @@ class SourceRunner(SavingNews):
         return self._task is None or self._task.join(timeout_s)
 
     def _say_hanging(self, reason: str) -> None:
+        self.hangs = reason
+        self.metrics.hanging.labels(source_lease(self.name)).inc()
         for partition in self._owner.owned_partitions():
             self.board.put(self.name, partition, PartitionHealth.STALE, reason, HANGING_HINT)
-        self.metrics.hanging.labels(source_lease(self.name)).inc()
-        self.hangs = reason
 
     # news of the owner
 

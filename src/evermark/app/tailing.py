@@ -35,9 +35,9 @@ class DeploymentTail:
     def heads(self) -> Mapping[SourcePartition, int]:
         return {SourcePartition(*place): head.batch for place, head in self._heads.load_all().items()}
 
-    def troubles(self) -> Mapping[SourcePartition, Trouble]:
+    def troubles(self, *, afresh: bool = False) -> Mapping[SourcePartition, Trouble]:
         at, found = self._troubles
-        if self._clock() - at >= _TROUBLES_EVERY_S:
+        if afresh or self._clock() - at >= _TROUBLES_EVERY_S:
             found = {SourcePartition(*place): Trouble(*told) for place, told in self._recoveries.to_tell().items()}
             self._troubles = self._clock(), found
         return found

@@ -167,7 +167,9 @@ class HeldLease:
         """Once, soon enough to be renewed with others, while its loops go on. Waits for the store, which may hang."""
         if self.is_done or now < self.renew_at - self.limits.renew_every_s / 2:
             return
-        idle_s = max(each.idle_for(now) for each in self._watched)
+        # Where this comes late, the whole process stood still, or had no processor: so had the loops.
+        late_s = max(0.0, now - self.renew_at)
+        idle_s = max(each.idle_for(now) for each in self._watched) - late_s
         if idle_s > self.limits.hangs_after_s:
             self._let_go_of_hanging(idle_s)
             return

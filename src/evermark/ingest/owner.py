@@ -296,11 +296,11 @@ class SourceOwner:
             for partition in active:
                 if any_set(ends):
                     return {}  # beginning many takes a while, and another may wait for them
-                progress.alive()
+                progress.alive(PATIENT_S)  # the log is read for where it ends, and for requests since the checkpoint
                 resumes[partition] = _begun(taker, partition, fenced.get(partition))
             starts = {p: r.position for p, r in resumes.items() if r.position is not None}
             self._left_at = starts
-            progress.alive()
+            progress.alive(PATIENT_S)  # the log is read for its last events
             self.source.check(starts, self.works.newest(active))
             self._checked = True
             if self.divided:  # the owner of the first partition waits for it before it removes events

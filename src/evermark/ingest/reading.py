@@ -216,6 +216,7 @@ class SourceReading:
     ) -> Steps[Mapping[int, EvermarkError]]:
         """A loop that pauses where the source has nothing; while events come it keeps its thread."""
         self._plan, self._at, self._batches, self._ends = plan, dict(plan.starts), dict(plan.batches), tuple(ends)
+        taker.progress = self.progress
         try:
             self._choose(self.rows_before)
             while not any_set(ends):
@@ -238,7 +239,7 @@ class SourceReading:
                 gathered, written_at = gather(rows, taker.epoch), self.runtime.monotonic()
                 self.progress.alive()
                 self._ask_for_evidence(gathered)
-                failed = {**gathered.failed, **take_each(taker, gathered.taken, on_taken, self._feeds, self.progress)}
+                failed = {**gathered.failed, **take_each(taker, gathered.taken, on_taken, self._feeds)}
                 self._remember(each for each in gathered.taken if each.partition not in failed)
                 self._go_on()
                 failed = failed or taker.save_due(self._at, self._feeds)

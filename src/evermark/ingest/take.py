@@ -84,6 +84,7 @@ class Taker:
     breaker: Breaker = field(default_factory=Breaker)  # of the store of checkpoints
     saving: SavingNews = field(default_factory=SavingNews)
     clock: Callable[[], float] = time.monotonic
+    progress: Progress = field(default_factory=Progress)  # of the loop that takes
 
     def __post_init__(self) -> None:
         self._saver = CheckpointSaver(self._save_as, self.policy, self.breaker, self.clock, self.saving)
@@ -151,8 +152,11 @@ class Taker:
             self._passed[taken.partition] = taken.end
             self._offer(Checkpoint(taken.end, taken.batch - 1, self.epoch), taken, repaired=repaired)
             return
+        self.progress.alive()
         self.log.commit(taken)
+        self.progress.alive()
         version = self.log.sync()
+        self.progress.alive()
         failpoint.hit("log.synced")
         where, head = (self.name, taken.partition), Head(taken.batch, self.epoch, taken.end, version)
         checkpoint = Checkpoint(taken.end, taken.batch, self.epoch)
@@ -162,8 +166,10 @@ class Taker:
         saved = self.heads.move(*where, head, also=also)
         self._heads[taken.partition] = head
         self._passed.pop(taken.partition, None)
+        self.progress.alive()
         failpoint.hit("head.moved")
         if taken.controls != 0:
+            self.progress.alive(PATIENT_S)  # they may be many, each with a transaction of its own
             self.on_controls(taken.partition, taken.batch - 1, taken.batch)
         if saved:
             self._unsure.discard(taken.partition)  # what is stored is what it says itself
@@ -260,18 +266,15 @@ def take_each(
     batches: Sequence[Taken],
     on_taken: Callable[[Taken], None],
     feeds: Mapping[int, Feed] = NO_FEEDS,
-    progress: Progress | None = None,
 ) -> dict[int, EvermarkError]:
     """Take one batch of each partition; returns the failures. A failure does not stop the other partitions."""
     failed: dict[int, EvermarkError] = {}
-    progress = progress or Progress()
     for taken in batches:
         feed = feeds.get(taken.partition)
         try:
-            progress.alive()
             taker.take(taken)
             on_taken(taken)
-            progress.alive(PATIENT_S if feed is None else 0.0)  # to forget, Postgres reads its WAL once more
+            taker.progress.alive(PATIENT_S if feed is None else 0.0)  # to forget, Postgres reads its WAL once more
             taker.confirm_saved(taken.partition, feed)
         except EvermarkError as error:
             failed[taken.partition] = error

@@ -135,8 +135,11 @@ class Snapshots:
         folder = self._taken(peer, manifest)
         for old in self.folder.glob(f".taken.{peer}.{manifest.table}.*"):
             if old != folder:
+                self._growing.pop(old, None)
                 shutil.rmtree(old, ignore_errors=True)
-        folder.mkdir(parents=True, exist_ok=True)
+        if not folder.exists():  # another process of this node may be done with it
+            self._growing.pop(folder, None)
+            folder.mkdir(parents=True, exist_ok=True)
         return [number for number in range(len(manifest.chunks)) if not _is_there(folder, manifest, number)]
 
     def take(self, peer: str, manifest: Manifest, number: int, data: bytes) -> None:
@@ -167,12 +170,13 @@ class Snapshots:
         """The files of a snapshot of which no chunk is missing, put together."""
         folder = self._taken(peer, manifest)
         files = self._growing_in(folder, manifest)
-        del self._growing[folder]
         with ThreadPoolExecutor(len(files)) as threads:
             return list(threads.map(_Growing.whole, files))
 
     def _growing_in(self, folder: Path, manifest: Manifest) -> Sequence[_Growing]:
         if folder not in self._growing:
+            for left in folder.glob("*.db"):  # of a process that died
+                _remove_unless_locked(left)
             ends = list(itertools.accumulate(manifest.files))
             spans = map(range, [0, *ends], ends)
             self._growing[folder] = [_Growing(folder, manifest, numbers) for numbers in spans]
@@ -193,19 +197,24 @@ class Snapshots:
 
 class _Growing:
     """A file that is put together while its pieces arrive, in their order; the pieces that an earlier process had set
-    aside come from there. It is this process's own: another one may be taking the same snapshot."""
+    aside come from there. It is this process's own, and locked: another one may be taking the same snapshot."""
 
     def __init__(self, folder: Path, manifest: Manifest, numbers: range) -> None:
         self._folder, self._manifest, self._numbers = folder, manifest, numbers
         self._path = folder / f"{numbers.start:06d}.{uuid.uuid4().hex}.db"
-        self._next = numbers.start
+        self._file = open(self._path, "wb", buffering=0)  # noqa: SIM115 - as long as this lives
+        fcntl.flock(self._file, fcntl.LOCK_EX)
+        self._next, self._size = numbers.start, 0
 
     def take(self, number: int, data: bytes) -> None:
         """A piece that was checked. One that is not the next is left for the end."""
         if number == self._next and number in self._numbers:
-            with open(self._path, "ab") as file:
-                file.write(_unpacked(self._manifest, number, data))
-            self._next += 1
+            left = memoryview(_unpacked(self._manifest, number, data))
+            size = self._size + len(left)
+            self._file.seek(self._size)  # behind the last that was written whole: the disk may have been full
+            while left:
+                left = left[self._file.write(left) :]
+            self._next, self._size = number + 1, size
 
     def whole(self) -> Path:
         for number in range(self._next, self._numbers.stop):
@@ -243,6 +252,12 @@ def _set_aside(folder: Path, manifest: Manifest, number: int) -> bytes:
             f"{manifest.table}: chunk {number} of the snapshot {manifest.id} was thrown away meanwhile",
             hint="another process of this node syncs with the same peer: it is tried again",
         ) from None
+
+
+def _remove_unless_locked(path: Path) -> None:
+    with suppress(FileNotFoundError, BlockingIOError), open(path, "rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        path.unlink()
 
 
 def _throw_away(folder: Path, manifest: Manifest, number: int) -> None:

@@ -6,11 +6,12 @@ import itertools
 import json
 import sqlite3
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager, suppress
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -27,6 +28,7 @@ from evermark.replicas.values import OURS, Kind, Table
 
 _BUSY_S = 30.0
 _CHECKPOINT_PAGES = 1000  # SQLite's own
+_BREAK_OFF_EVERY_S = 0.05
 _PARAMETERS = 900  # of one statement
 _TRIGGERS = ("insert", "update", "delete", "moved")
 _SCHEMA = """
@@ -358,9 +360,9 @@ class SqliteStore(SqlStore):
     def take_dump(self, table: str, cut: Cut, files: Sequence[Path], now_ms: int) -> int:
         spec, form = self._table(table), native.form_of(self.connection, table)
         native.check_form(spec, files, form)
-        with self._attached(files) as schemas, ThreadPoolExecutor(1) as threads:
-            # Beside the load, which is undone if it finds anything: it is waited for before the commit.
-            checking = threads.submit(native.check, spec, files, self._record_sql(spec, "b"))
+        with self._attached(files) as schemas, ThreadPoolExecutor(1) as threads, _Loading(self.connection) as loading:
+            # Beside the load, which is broken off and undone if it finds anything; waited for before the commit.
+            checking = threads.submit(loading.checked, partial(native.check, spec, files, self._record_sql(spec, "b")))
 
             def load(_: Table, is_empty: bool) -> int:
                 if not is_empty:
@@ -368,8 +370,10 @@ class SqliteStore(SqlStore):
                 for trigger in _TRIGGERS:  # they would let SQLite go row by row; they are back before anybody sees it
                     self._run(f'drop trigger if exists "{table}_replica_{trigger}"')
                 try:
-                    native.load(self.connection, spec, schemas)
+                    loading.run(partial(native.load, self.connection, spec, schemas))
                 except sqlite3.Error as error:
+                    if loading.is_broken_off:
+                        checking.result()
                     raise _failure(error) from error
                 self._capture(spec)
                 return checking.result()
@@ -386,6 +390,8 @@ class SqliteStore(SqlStore):
             yield
         finally:
             self._run(f"pragma wal_autocheckpoint = {_CHECKPOINT_PAGES}")
+        if self._checkpointing:
+            self._checkpointing.join()
         self._checkpointing = threading.Thread(target=_checkpoint, args=[self._path], name="checkpoint of the WAL")
         self._checkpointing.start()
 
@@ -407,6 +413,40 @@ class SqliteStore(SqlStore):
     def left_out(self, table: str) -> list[str]:
         rows = self._all("select name from pragma_table_xinfo(?) where hidden = 0", [table])
         return [name for (name,) in rows if name not in self._table(table).columns]
+
+
+class _Loading:
+    """A load that is broken off when the check beside it refuses: a peer's pages may lead round in circles."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection, self._lock, self._ended = connection, threading.Lock(), threading.Event()
+        self._runs = self.is_broken_off = False
+
+    def checked(self, check: Callable[[], int]) -> int:
+        try:
+            return check()
+        except BaseException:
+            self.is_broken_off = True
+            while not self._ended.wait(_BREAK_OFF_EVERY_S):  # it breaks off a statement, and there are several
+                with self._lock:
+                    if self._runs:
+                        self._connection.interrupt()
+            raise
+
+    def run(self, load: Callable[[], None]) -> None:
+        self._runs = True
+        try:
+            load()
+        finally:
+            with self._lock:
+                self._runs = False
+            self._ended.set()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
 
 
 def _checkpoint(path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -253,6 +254,56 @@ def test_r8_a_file_that_is_no_database_changes_nothing(make: Make, tmp_path: Pat
         with pytest.raises(NotNative):
             b.store.take_dump("orders", cut, files, 0)
     assert b.store.is_empty("orders")
+
+
+def test_r8_a_copy_that_would_never_end_is_broken_off(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GIVEN files whose pages lead round in circles, which the check refuses at once THEN the copy does not go on, and
+    nothing of it is kept: others can write again."""
+    a, b = make("a"), make("b")
+    a.put(1, "one")
+    cut, files = _dumped(a, b, tmp_path / "dumped")
+
+    def load(connection: sqlite3.Connection, *_: object) -> None:
+        connection.execute("insert into orders (id) values (9)")
+        begun.set()
+        connection.execute("with recursive n(i) as (select 1 union all select i from n) select count(*) from n")
+
+    def refuse(*_: object) -> int:
+        assert begun.wait(30)
+        raise NotNative("round in circles", hint="a test")
+
+    begun = threading.Event()
+    monkeypatch.setattr(native, "load", load)
+    monkeypatch.setattr(native, "check", refuse)
+    with pytest.raises(NotNative, match="circles"):
+        b.store.take_dump("orders", cut, files, 0)
+    assert b.store.is_empty("orders")
+    b.put(5, "written")
+
+
+def test_r11_a_busy_store_and_a_dead_process_leave_no_files_behind(make: Make, tmp_path: Path) -> None:
+    """GIVEN files that are put together again and again, a full disk, and a process that died THEN there is one of
+    each, and it is whole."""
+    a, b = make("a"), make("b")
+    a.put(1, "one")
+    a.install()
+    b.install()
+    b.replica.meetings.sync(Direct("b", a.replica))
+    manifest = a.replica.answers.snapshot("orders", native=a.store.native_form("orders"))
+    kept = Snapshots(tmp_path / "kept")
+    kept.missing("a", manifest)
+    folder = next(tmp_path.glob("kept/.taken.*"))
+    (folder / "000000.dead.db").write_bytes(b"left")
+    for number in range(len(manifest.chunks)):
+        kept.take("a", manifest, number, a.replica.answers.chunk(manifest.id, number))
+    for _ in range(3):
+        files = kept.taken_files("a", manifest)
+    assert sorted(files) == sorted(folder.glob("*.db"))
+    again = Snapshots(tmp_path / "kept").taken_files("a", manifest)
+    assert [path.read_bytes() for path in again] == [path.read_bytes() for path in files]
+    assert not set(again) & set(files), "another process has its own"
 
 
 def test_r8_a_value_that_is_too_long_is_not_taken(make: Make, tmp_path: Path) -> None:

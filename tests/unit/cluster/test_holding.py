@@ -315,6 +315,17 @@ def test_a_lease_whose_loop_hangs_is_let_go_of_at_once_and_its_lane_is_told() ->
         hanging.held.require()
 
 
+def test_a_process_that_stood_still_is_not_called_hanging() -> None:
+    """GIVEN a process without a processor for an hour, its loop and its renewals alike WHEN it goes on THEN the renewal
+    that comes first calls nobody hanging, and one that comes later does."""
+    hanging = Hanging()
+    held = hanging.held
+    held.progress.alive()
+    held.renew_if_due(held.renew_at + 3600.0)
+    assert hanging.said == []
+    until(lambda: hanging.said, "its lane is told of a loop that does not go on then, either")
+
+
 def test_a_lease_is_kept_while_all_its_loops_go_on_rest_or_may_take_long() -> None:
     """GIVEN loops of one lease WHEN one goes on, one rests and one is in a long call THEN it is renewed; WHEN the one
     beside them hangs THEN it is let go of, though the first goes on."""

@@ -92,9 +92,10 @@ def pace_after(per_s: float | None, outcome: Outcome, *, cut: bool, ended: bool)
     """
     if not cut:
         return None if per_s is None else min(_PER_S_MAX, per_s * _GROWS)
-    if not outcome.took_s or not outcome.accepted:
+    passed = outcome.accepted + len(outcome.parked) + outcome.expired
+    if not outcome.took_s or not passed:
         return per_s
-    return outcome.accepted / outcome.took_s / (1 if ended else 2)
+    return passed / outcome.took_s / (1 if ended else 2)
 
 
 def rows_in(per_s: float | None, parts: int, budget_s: float) -> int:
@@ -126,7 +127,7 @@ def joined(assignment: Assignment, parts: Iterable[Iterable[Result]]) -> Outcome
     # How many expired rows of such a batch stand before the cursor is not known: it does not stand inside.
     if any(one.batch == reached.batch + 1 and not _passed(one, reached) for one in late):
         reached = max(assignment.span.begun, Cursor(reached.batch))
-    whole = reduce(both, [*outcomes, *full])
+    whole = reduce(both, [*(with_room(one, room, len(parked)) for one in outcomes), *full])
     times = [one.took_s for one in outcomes if one.took_s is not None]
     return replace(
         whole,
@@ -135,6 +136,13 @@ def joined(assignment: Assignment, parts: Iterable[Iterable[Result]]) -> Outcome
         reached=reached,
         took_s=max(times, default=None),
     )
+
+
+def with_room(outcome: Outcome, room: int, parked: int) -> Outcome:
+    """A part that had no more room parked events beyond the place that all reached: they are left out, and there is."""
+    if outcome.fate is Fate.FULL and len(outcome.parked) >= room > parked:
+        return replace(outcome, fate=Fate.UNFINISHED)
+    return outcome
 
 
 def passed_by(reached: Cursor, outcomes: Iterable[Outcome]) -> list[ParkedEvent]:

@@ -33,6 +33,7 @@ from evermark.delivery.base import (
     SubscriptionState,
 )
 from evermark.delivery.decide.group import REASON_CHARS_MAX, Jitter
+from evermark.delivery.decide.key_parts import with_room
 from evermark.delivery.decide.retry import endpoint_backoff_s
 from evermark.delivery.replay.timeslice import Mark, TimeSlice, exceeds, with_rest
 from evermark.delivery.work import both
@@ -331,7 +332,6 @@ def joined(work: ReplayWork, parts: Iterable[Sequence[Round]], limit: int) -> Re
     """
     rounds = list(parts)
     found = [folded(work, part, limit) for part in rounds]
-    whole = reduce(both, (one.outcome for one in found))
     mark = min((one.mark for one in found), key=_place)
     told = (
         (at, event)
@@ -341,6 +341,7 @@ def joined(work: ReplayWork, parts: Iterable[Sequence[Round]], limit: int) -> Re
     )
     parked = sorted((one for one in told if _place(one[0]) <= _place(mark)), key=lambda one: _place(one[0]))
     room = max(0, work.parked_room)
+    whole = reduce(both, (with_room(one.outcome, room, len(parked)) for one in found))
     if len(parked) > room:
         full = Outcome(work.spec.name, Fate.FULL, reason=f"no room to park more than {room}")
         whole, parked = both(whole, full), parked[:room]

@@ -30,6 +30,7 @@ from evermark.delivery.tail.place import (
     Resync,
     gone,
     is_done,
+    knows_later,
     moved,
     new_troubles,
     now,
@@ -342,6 +343,8 @@ class Hub:
         require_few(end.keys())
         told: list[Resync] = []
         if asked is not None:
+            if knows_later(asked, troubles):  # another instance may have heard of a gap before this one
+                troubles = await self.read(lambda: self.log.troubles(afresh=True))
             places, told = resumed(asked, end, troubles)
         else:
             places = await self.read(lambda: started_at(self.log, end, start))

@@ -155,6 +155,11 @@ def resumed(asked: Places, end: Places, troubles: Mapping[SourcePartition, Troub
     return found, told
 
 
+def knows_later(asked: Places, troubles: Mapping[SourcePartition, Trouble]) -> bool:
+    """Whether an id knows of a gap that is later than these."""
+    return any(point.resync > troubles.get(place, _NO_TROUBLE).number for place, point in asked.items())
+
+
 def new_troubles(places: Places, troubles: Mapping[SourcePartition, Trouble]) -> list[Resync]:
     """The gaps that a client at these places was not told of."""
     return [

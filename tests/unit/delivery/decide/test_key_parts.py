@@ -195,6 +195,16 @@ def test_d1_parts_together_park_no_more_than_there_is_room_for() -> None:
     assert [event.position for event in found.parked] == ["0001", "0002", "0005"]
 
 
+def test_d1_a_part_without_room_beyond_what_all_reached_is_not_full() -> None:
+    """GIVEN room for two WHEN a part parks two beyond the place that the other reached THEN they are left out, and the
+    subscription goes on: it has room."""
+    assignment = Assignment(Span(P0, Cursor(AFTER), AFTER + 1, ("f",), 10), spec("a"), parked_room=2)
+    one = Outcome("a", Fate.FULL, 1, parked_at((AFTER + 1, "0005"), (AFTER + 1, "0006")))
+    other = Outcome("a", Fate.UNFINISHED, 1)
+    found = joined(assignment, [[Result(P0, AFTER + 1, one, "0006")], [Result(P0, AFTER + 1, other, "0003")]])
+    assert (found.fate, found.reached, found.parked) == (Fate.UNFINISHED, Cursor(AFTER, "0003"), ())
+
+
 def test_d1_a_cursor_does_not_stand_among_expired_events_that_cannot_be_counted() -> None:
     """GIVEN a part that stops inside a batch, of which another has expired events on both sides THEN none is counted,
     and the cursor stays before the batch.

@@ -63,7 +63,7 @@ class MemoryLog:
     def heads(self) -> Mapping[SourcePartition, int]:
         return dict(self.head)
 
-    def troubles(self) -> Mapping[SourcePartition, Trouble]:
+    def troubles(self, *, afresh: bool = False) -> Mapping[SourcePartition, Trouble]:
         return dict(self.gaps)
 
     def first_batch(self, place: SourcePartition) -> int | None:
