@@ -37,7 +37,7 @@ test: $(STAMP)
 test-unit: $(STAMP)
 	$(BIN)/python -m pytest tests/unit $(ARGS)
 
-# Lint and unit tests on each Python of constraints.txt that this machine has, in an environment of its own.
+# Lint and unit tests on each supported Python that this machine has, in an environment of its own.
 test-versions:
 	@for version in $(VERSIONS); do \
 		if python$$version -c '' 2>/dev/null; then \
@@ -76,4 +76,4 @@ clean:
 	find src receiver bench tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean
-	rm -rf $(VENV)
+	rm -rf $(VENV) $(VERSIONS:%=.venv-%)

@@ -35,7 +35,6 @@ from evermark.ingest.repair.steps import FoundFile, RepairTarget
 from evermark.ingest.resume import Resume
 from evermark.ingest.take import Fenced, Taken, Taker
 from evermark.log.read import FileRange
-from evermark.progress import Progress
 from evermark.runtime import Steps, Wake, any_set
 from evermark.sources.base import Fed, Gap, Limit, Slice
 from simulator import ports
@@ -268,17 +267,12 @@ class SimWorks:
         raise NotImplementedError("no slot can be lost here")
 
     def read(
-        self,
-        plan: ReadPlan,
-        taker: Taker,
-        on_taken: Callable[[Taken], None],
-        ends: Sequence[Wake],
-        progress: Progress,
+        self, plan: ReadPlan, taker: Taker, on_taken: Callable[[Taken], None], ends: Sequence[Wake]
     ) -> Steps[Mapping[int, EvermarkError]]:
         assert isinstance(taker, SimTaker)
         limit = Limit(rows_max=self._world.scenario.rows_max)
         pieces = SimPieces(self._instance, self._name, self.source, self.log, taker, tuple(plan.starts))
-        reading = SourceReading(pieces, limit, self._instance.runtime, progress=progress)
+        reading = SourceReading(pieces, limit, self._instance.runtime)
         failed = yield from reading.steps(plan, taker, on_taken, ends)
         if not any_set(ends):
             pieces.require_all_tried()

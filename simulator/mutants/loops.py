@@ -12,7 +12,6 @@ from evermark.delivery.run.owner import DeliveryOwner
 from evermark.errors import EvermarkError
 from evermark.ingest.owner import SourceOwner
 from evermark.ingest.take import Taken, Taker
-from evermark.progress import Progress
 from evermark.runtime import Steps, Wake
 from simulator.mutants.mutant import Mutant
 
@@ -22,9 +21,9 @@ _follow = DeliveryOwner._follow
 _repeated = DeliveryOwner._repeated
 
 
-def _reads_on(self: SourceOwner, taker: Taker, active: Sequence[int], ends: Sequence[Wake], progress: Progress) -> Any:
+def _reads_on(self: SourceOwner, taker: Taker, active: Sequence[int], ends: Sequence[Wake]) -> Any:
     ending, stopping, _lost, *others = ends
-    return _read(self, taker, active, (ending, stopping, *others), progress)
+    return _read(self, taker, active, (ending, stopping, *others))
 
 
 def _follows_on(self: DeliveryOwner, follower: Follower, ends: tuple[Wake, ...]) -> None:
@@ -40,7 +39,7 @@ def _never_ends(self: SourceOwner, wait_s: float, ending: Wake) -> Steps[None]:
 
 
 def _all_or_none(
-    taker: Taker, batches: Sequence[Taken], on_taken: Callable[[Taken], None], *_: object
+    taker: Taker, batches: Sequence[Taken], on_taken: Callable[[Taken], None], _feeds: object
 ) -> dict[int, EvermarkError]:
     try:
         for taken in batches:

@@ -12,7 +12,6 @@ from evermark.ingest.repair.base import Choice, Recovery
 from evermark.ingest.repair.steps import FoundFile, RepairTarget
 from evermark.ingest.take import Taken, Taker
 from evermark.log.read import within
-from evermark.progress import Progress
 from evermark.runtime import Steps, Wake
 from evermark.sources.base import Gap
 from simulator.instance import Instance, SimSourceNews, SimWorks
@@ -33,19 +32,14 @@ class RepairWorks(SimWorks):
         self.source = ModelOutbox(world.server.place, server, world.server, instance, baton.sleep, lambda: baton.now)
 
     def read(
-        self,
-        plan: ReadPlan,
-        taker: Taker,
-        on_taken: Callable[[Taken], None],
-        ends: Sequence[Wake],
-        progress: Progress,
+        self, plan: ReadPlan, taker: Taker, on_taken: Callable[[Taken], None], ends: Sequence[Wake]
     ) -> Steps[Mapping[int, EvermarkError]]:
         with self._repaired.judged():
             for partition, position in plan.starts.items():
                 self._repaired.reading_begins(partition, position)
         self._repaired.reading[self._instance.name] = set(plan.starts)
         try:
-            return (yield from super().read(plan, taker, on_taken, ends, progress))
+            return (yield from super().read(plan, taker, on_taken, ends))
         finally:
             del self._repaired.reading[self._instance.name]
 

@@ -40,7 +40,6 @@ from evermark.log.torn import set_aside_torn, torn_checkpoints
 from evermark.observe.health import HANGING_HINT, HealthBoard, PartitionHealth
 from evermark.observe.logging import get_logger
 from evermark.observe.metrics import Metrics
-from evermark.progress import Progress
 from evermark.runtime import LoopTask, Pause, Runtime, Steps, Wake, any_set
 from evermark.sources.base import Gap, Limit
 from evermark.sources.copies import ChunkWork, Copy, Copying
@@ -140,19 +139,14 @@ class LaneWorks:
         return newest(self._reader, partitions, self.recoveries.past(self.name))
 
     def read(
-        self,
-        plan: ReadPlan,
-        taker: Taker,
-        on_taken: Callable[[Taken], None],
-        ends: Sequence[Wake],
-        progress: Progress,
+        self, plan: ReadPlan, taker: Taker, on_taken: Callable[[Taken], None], ends: Sequence[Wake]
     ) -> Steps[Mapping[int, EvermarkError]]:
         of = ReadFrom(self.name, self._source, str(self._folder))
         took = self.metrics.take_seconds.labels(self.name).observe
         gaps = self.deployment.reading.gaps
         reading = SourceReading(
             of, self.limit, self.runtime, partial(self.tasks.write_pieces, of), self._say_feed_ended, took,
-            self._recent, gaps, self.newest, self._say_jump, self._rows_before, self.seats, progress,
+            self._recent, gaps, self.newest, self._say_jump, self._rows_before, self.seats,
         )  # fmt: skip
         try:
             return (yield from reading.steps(plan, taker, self._with_cache_shown(on_taken), ends))

@@ -24,7 +24,7 @@ from evermark.ingest.repair.watch import RecoveryWatch
 from evermark.ingest.resume import Resume
 from evermark.ingest.take import Fenced, Taken, Taker
 from evermark.ingest.task_reports import WHOLE_SOURCE
-from evermark.progress import PATIENT_S, Progress
+from evermark.progress import PATIENT_S
 from evermark.runtime import Pause, Steps, Wake, any_set, run_through
 from evermark.sources.base import Source
 
@@ -56,15 +56,10 @@ class SourceWorks(RepairWorks, Protocol):
         """The last event of each partition in the log, by which the source is known again."""
 
     def read(
-        self,
-        plan: ReadPlan,
-        taker: Taker,
-        on_taken: Callable[[Taken], None],
-        ends: Sequence[Wake],
-        progress: Progress,
+        self, plan: ReadPlan, taker: Taker, on_taken: Callable[[Taken], None], ends: Sequence[Wake]
     ) -> Steps[Mapping[int, EvermarkError]]:
         """Read batch after batch, and have each taken (`take_each`), until one of the wakes is set or something fails.
-        `progress` is told of each step.
+        Each step is told to the taker's `progress`.
 
         Returns when all reading has ended: the failures by partition, `WHOLE_SOURCE` for any other failure.
         """
@@ -220,7 +215,9 @@ class SourceOwner:
         copier = self.copier(epoch, lambda: bool(repairer.partitions()), self._stepped_down.set) if first else None
         copying = self._runtime.spawn(f"copy {self.name}", copier.run) if copier is not None else None
         try:
-            yield from self._read_on(held, self.works.open_log(epoch)[1], repairer)
+            taker = self.works.open_log(epoch)[1]
+            taker.progress = held.progress
+            yield from self._read_on(held, taker, repairer)
         finally:
             repairer.stopped.set()
             if copier is not None and copying is not None:
@@ -245,7 +242,7 @@ class SourceOwner:
                     continue
                 if wait_s is not None:
                     runtime.loop(f"wait {self.name}", self._end_after(wait_s, ending))
-                failed = yield from self._read(taker, active, (ending, *over), held.progress)
+                failed = yield from self._read(taker, active, (ending, *over))
             finally:
                 self._reading = frozenset()
                 ending.set()
@@ -286,10 +283,9 @@ class SourceOwner:
         self._note_failure(noted, is_sure=is_sure)
         return True
 
-    def _read(
-        self, taker: Taker, active: Sequence[int], ends: Sequence[Wake], progress: Progress
-    ) -> Steps[Mapping[int, EvermarkError]]:
+    def _read(self, taker: Taker, active: Sequence[int], ends: Sequence[Wake]) -> Steps[Mapping[int, EvermarkError]]:
         resumes: dict[int, Resume] = {}
+        progress = taker.progress
         try:
             self.works.require_room()  # reading that begins looks healthy until its first batch
             fenced = _fenced(taker, active)
@@ -319,7 +315,7 @@ class SourceOwner:
             return {}
         plan = ReadPlan(starts, {p: r.batch for p, r in resumes.items()}, {p: r.repeats_to for p, r in resumes.items()})
         try:
-            return _excused((yield from self.works.read(plan, taker, self._taken, ends, progress)), resumes)
+            return _excused((yield from self.works.read(plan, taker, self._taken, ends)), resumes)
         except EvermarkError as error:
             return {WHOLE_SOURCE: error}
 

@@ -193,10 +193,10 @@ class SourceReading:
     on_jump: Callable[[int, float], None] = lambda _partition, _jump_s: None
     rows_before: int | None = None  # of the last batch; None: not known
     seats: Seats = field(default_factory=Seats)
-    progress: Progress = field(default_factory=Progress)
 
     def __post_init__(self) -> None:
         self._jumps = JumpWatch(self.gaps)
+        self._progress = Progress()  # the taker's, once there is one
         self._beside = False
         self._choice = FeedChoice()
         self._feeds: dict[int, Feed] = {}
@@ -216,7 +216,7 @@ class SourceReading:
     ) -> Steps[Mapping[int, EvermarkError]]:
         """A loop that pauses where the source has nothing; while events come it keeps its thread."""
         self._plan, self._at, self._batches, self._ends = plan, dict(plan.starts), dict(plan.batches), tuple(ends)
-        taker.progress = self.progress
+        self._progress = taker.progress
         try:
             self._choose(self.rows_before)
             while not any_set(ends):
@@ -237,7 +237,7 @@ class SourceReading:
                     self._choose(0)
                     continue
                 gathered, written_at = gather(rows, taker.epoch), self.runtime.monotonic()
-                self.progress.alive()
+                self._progress.alive()
                 self._ask_for_evidence(gathered)
                 failed = {**gathered.failed, **take_each(taker, gathered.taken, on_taken, self._feeds)}
                 self._remember(each for each in gathered.taken if each.partition not in failed)
@@ -248,7 +248,7 @@ class SourceReading:
                 for taken in gathered.taken:
                     self._at[taken.partition] = taken.end
                     self._batches[taken.partition] += bool(taken.files)
-                self.progress.alive()
+                self._progress.alive()
                 count = sum(taken.rows for taken in gathered.taken)
                 if count:
                     self.on_batch(self.runtime.monotonic() - written_at)
@@ -257,13 +257,13 @@ class SourceReading:
                     self.runtime.wait(rest_s(count, self.runtime.monotonic() - began), *ends)
             return {}
         finally:
-            self.progress.alive()
+            self._progress.alive()
             taker.save_rest(self._at)
             self._close_feeds()
 
     def _go_on(self) -> None:
         """A source that is asked may take its time: to find an end, to read up to there, to forget what was saved."""
-        self.progress.alive(0.0 if self._feeds else PATIENT_S)
+        self._progress.alive(0.0 if self._feeds else PATIENT_S)
 
     def _ask_for_evidence(self, gathered: Gathered) -> None:
         """Before a batch behind a jump in time is taken: if something is missing there, the batch must wait for it."""
@@ -298,7 +298,7 @@ class SourceReading:
         self._feeds_began = self.runtime.monotonic()
         try:
             for partition, position in self._at.items():
-                self.progress.alive()
+                self._progress.alive()
                 feed = self.of.source.follow(partition, position, self._news.set)
                 if feed is None:
                     self._choice.again_at = float("inf")  # this source can only be asked
@@ -326,7 +326,7 @@ class SourceReading:
         try:
             rows = [
                 self.of.written_fed(
-                    _Arriving(fed, self.progress), self._piece(partition, self._at[partition]), self.recent
+                    _Arriving(fed, self._progress), self._piece(partition, self._at[partition]), self.recent
                 )
                 for partition, feed in self._feeds.items()
                 if (fed := feed.next()) is not None

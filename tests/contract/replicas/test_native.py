@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import resource
 import sqlite3
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from evermark.errors import FormatError, UnreachableError
-from evermark.replicas import native
+from evermark.replicas import native, sqlite
 from evermark.replicas.base import Cut
 from evermark.replicas.diff import differences
 from evermark.replicas.exchange import Manifest
@@ -283,27 +285,92 @@ def test_r8_a_copy_that_would_never_end_is_broken_off(
     b.put(5, "written")
 
 
-def test_r11_a_busy_store_and_a_dead_process_leave_no_files_behind(make: Make, tmp_path: Path) -> None:
-    """GIVEN files that are put together again and again, a full disk, and a process that died THEN there is one of
-    each, and it is whole."""
+Offered = tuple[Manifest, Callable[[int], bytes]]
+
+
+@pytest.fixture
+def offered(make: Make) -> Offered:
+    """A snapshot by files, and its chunks."""
     a, b = make("a"), make("b")
     a.put(1, "one")
     a.install()
     b.install()
     b.replica.meetings.sync(Direct("b", a.replica))
     manifest = a.replica.answers.snapshot("orders", native=a.store.native_form("orders"))
-    kept = Snapshots(tmp_path / "kept")
+    assert manifest.files and len(manifest.chunks) > 1
+    return manifest, partial(a.replica.answers.chunk, manifest.id)
+
+
+def _take_all(kept: Snapshots, offered: Offered) -> list[bytes]:
+    manifest, chunk = offered
+    for number in kept.missing("a", manifest):
+        kept.take("a", manifest, number, chunk(number))
+    return [path.read_bytes() for path in kept.taken_files("a", manifest)]
+
+
+def test_r11_a_busy_store_and_a_dead_process_leave_no_files_behind(offered: Offered, tmp_path: Path) -> None:
+    """GIVEN files that are asked for again and again, and those of a process that died THEN there is one of each."""
+    manifest, kept = offered[0], Snapshots(tmp_path)
     kept.missing("a", manifest)
-    folder = next(tmp_path.glob("kept/.taken.*"))
+    folder = next(tmp_path.glob(".taken.*"))
     (folder / "000000.dead.db").write_bytes(b"left")
-    for number in range(len(manifest.chunks)):
-        kept.take("a", manifest, number, a.replica.answers.chunk(manifest.id, number))
-    for _ in range(3):
-        files = kept.taken_files("a", manifest)
+    first = _take_all(kept, offered)
+    files = kept.taken_files("a", manifest)
     assert sorted(files) == sorted(folder.glob("*.db"))
-    again = Snapshots(tmp_path / "kept").taken_files("a", manifest)
-    assert [path.read_bytes() for path in again] == [path.read_bytes() for path in files]
-    assert not set(again) & set(files), "another process has its own"
+    other = Snapshots(tmp_path)
+    assert _take_all(other, offered) == first
+    assert not set(other.taken_files("a", manifest)) & set(files), "another process has its own"
+    assert all(path.exists() for path in files)
+
+
+def test_r11_a_file_is_whole_though_the_disk_was_full_for_a_while(offered: Offered, tmp_path: Path) -> None:
+    """GIVEN a disk with room for a part of a piece WHEN there is room again THEN the file is as it should be."""
+    whole = _take_all(Snapshots(tmp_path / "other"), offered)
+    kept = Snapshots(tmp_path / "kept")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(whole[0]) - 1, limits[1]))
+    try:
+        with pytest.raises(OSError, match="too large"):
+            _take_all(kept, offered)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert _take_all(kept, offered) == whole
+
+
+def test_r11_a_file_begins_anew_when_another_process_was_done_with_its_folder(offered: Offered, tmp_path: Path) -> None:
+    """GIVEN a process that has some of a file WHEN another ends with the same snapshot THEN all of it is taken anew."""
+    whole = _take_all(Snapshots(tmp_path / "other"), offered)
+    kept, (manifest, chunk) = Snapshots(tmp_path / "kept"), offered
+    kept.missing("a", manifest)
+    kept.take("a", manifest, 0, chunk(0))
+    Snapshots(tmp_path / "kept").done_with("a", manifest)
+    assert list(kept.missing("a", manifest)) == list(range(len(manifest.chunks)))
+    assert _take_all(kept, offered) == whole
+
+
+def test_r11_a_store_that_is_closed_has_carried_its_wal_into_the_file(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GIVEN a table that was taken by files, and a thread that carries the WAL WHEN the store is closed THEN that has
+    ended: nobody opens the file later."""
+    a, b = make("a"), make("b")
+    a.put(1, "one")
+    cut, files = _dumped(a, b, tmp_path / "dumped")
+    begun, goes_on, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def checkpoint(_: Path) -> None:
+        begun.set()
+        assert goes_on.wait(30)
+        ended.set()
+
+    monkeypatch.setattr(sqlite, "_checkpoint", checkpoint)
+    assert b.store.take_dump("orders", cut, files, 0) == 1
+    assert begun.wait(30) and b.sql("select id from orders") == [(1,)]
+    closing_thread = threading.Thread(target=b.store.close)
+    closing_thread.start()
+    goes_on.set()
+    closing_thread.join(30)
+    assert ended.is_set()
 
 
 def test_r8_a_value_that_is_too_long_is_not_taken(make: Make, tmp_path: Path) -> None:
@@ -360,20 +427,12 @@ def test_r11_a_bootstrap_by_files_goes_on_with_what_is_missing(make: Make) -> No
     assert b.sql("select id from orders") == [(1,)]
 
 
-def test_r11_what_a_power_cut_left_empty_is_asked_for_again_at_once(make: Make, tmp_path: Path) -> None:
+def test_r11_what_a_power_cut_left_empty_is_asked_for_again_at_once(offered: Offered, tmp_path: Path) -> None:
     """GIVEN pieces that were set aside, and lost their contents with the power THEN they are taken anew."""
-    a, b = make("a"), make("b")
-    a.put(1, "one")
-    a.install()
-    b.install()
-    b.replica.meetings.sync(Direct("b", a.replica))
-    manifest = a.replica.answers.snapshot("orders", native=a.store.native_form("orders"))
-    kept = Snapshots(tmp_path / "kept")
-    assert manifest.files and len(kept.missing("a", manifest)) == len(manifest.chunks) > 1
-    for number in range(len(manifest.chunks)):
-        kept.take("a", manifest, number, a.replica.answers.chunk(manifest.id, number))
+    manifest, kept = offered[0], Snapshots(tmp_path)
+    _take_all(kept, offered)
     assert kept.missing("a", manifest) == []
-    for path in tmp_path.glob("kept/.taken.*/*.lz4"):
+    for path in tmp_path.glob(".taken.*/*.lz4"):
         path.write_bytes(b"")
     assert list(kept.missing("a", manifest)) == list(range(len(manifest.chunks)))
 

@@ -32,7 +32,6 @@ from evermark.ingest.take import Taken
 from evermark.log.base import LogFile
 from evermark.observe.health import HealthBoard, PartitionHealth, SourceAnswer
 from evermark.observe.metrics import Metrics
-from evermark.progress import Progress
 from evermark.runtime import Threads
 from evermark.server.probes import Probes
 from evermark.sources.base import Limit
@@ -172,7 +171,7 @@ def test_s12_what_the_file_says_reaches_those_who_act_on_it(tmp_path: Path, monk
 
     made: list[SourceReading] = []
     monkeypatch.setattr(SourceReading, "steps", lambda reading, *_: made.append(reading) or iter(()))
-    assert list(scene.works.read(ReadPlan({}, {}, {}), taker, lambda _: None, [], Progress())) == []
+    assert list(scene.works.read(ReadPlan({}, {}, {}), taker, lambda _: None, [])) == []
     assert made[0].gaps == limits.gaps
     assert made[0].recent is not None and made[0].recent._limits == limits.recent
     assert Scene(tmp_path, replace(limits, recent=None)).works._recent is None

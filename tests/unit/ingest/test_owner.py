@@ -11,6 +11,8 @@ from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+
 from evermark.breaker import BreakerLimits, BreakerState
 from evermark.cluster.base import Holder, Lease
 from evermark.cluster.fence import source_lease
@@ -23,7 +25,7 @@ from evermark.ingest.repair.memory import MemoryRecoveries
 from evermark.ingest.resume import Resume
 from evermark.ingest.take import Taken, Taker
 from evermark.ingest.task_reports import WHOLE_SOURCE
-from evermark.progress import PATIENT_S, Progress
+from evermark.progress import PATIENT_S
 from evermark.runtime import Pause, Steps, Wake
 from evermark.sources.base import Seen
 from simulator.baton import Baton, BatonRuntime, Process
@@ -94,7 +96,7 @@ class Scene:
         return []
 
     def read(
-        self, plan: ReadPlan, taker: Taker, on_taken: Callable[[Taken], None], ends: Sequence[Wake], progress: Progress
+        self, plan: ReadPlan, taker: Taker, on_taken: Callable[[Taken], None], ends: Sequence[Wake]
     ) -> Steps[Failures]:
         self.readings.append((self.runtime.monotonic(), sorted(plan.starts)))
         if 0 in plan.starts and len(self.readings) > 1:
@@ -321,6 +323,22 @@ def test_an_owner_whose_loop_hangs_loses_its_lease_and_one_that_waits_does_not()
             scene.begin = partial(_hang, scene)
         scene.run(2 * PATIENT_S)  # the log is read where it hangs, which may take long
         assert scene.said.count("lease let go of") == len(told) == hangs
+
+
+@pytest.mark.parametrize("slow", ["begin", "newest"])
+def test_a_large_log_that_is_read_before_the_first_batch_is_no_hang(slow: str) -> None:
+    """GIVEN a log whose end takes half an hour to be read WHEN a partition begins, or its last events are looked up
+    THEN the owner keeps its lease, and reads."""
+    scene = Scene()
+    call = getattr(scene, slow)
+
+    def slowly(given: Any) -> Any:
+        scene.runtime.wait(1800.0)
+        return call(given)
+
+    setattr(scene, slow, slowly)
+    scene.run(PATIENT_S + 1800.0)
+    assert scene.readings and "lease let go of" not in scene.said
 
 
 def test_a_source_that_waits_for_its_breaker_keeps_its_lease() -> None:

@@ -128,6 +128,7 @@ class Read:
         self.took_s: list[float] = []
         self.log = MemoryLog()
         self.runtime = Threads()
+        self.progress = Progress()
         self.of = ReadFrom("numbers", source, str(folder))
         self.reading = SourceReading(
             self.of,
@@ -145,6 +146,7 @@ class Read:
     def run(self, count: int, then: Callable[[], bool] = lambda: True) -> Mapping[int, EvermarkError]:
         logged: Any = self  # nothing is asked of it: no batch may repeat another
         taker = Taker("numbers", 1, self.source, self.log, logged, MemoryHeads(), MemoryCheckpoints())
+        taker.progress = self.progress
         starts = {p: position(0) for p in self.source.partitions()}
         plan = ReadPlan(starts, dict.fromkeys(starts, 0), dict.fromkeys(starts))
         over, give_up_at = self.runtime.wake(), time.monotonic() + 20
@@ -354,7 +356,7 @@ def test_only_calls_that_may_take_their_time_are_given_it(
     transaction THEN it may take long; WHEN a file that has arrived is written, or a batch committed THEN not."""
     source = Numbers(3, sends=sends)
     read = Read(tmp_path, source)
-    moments = Moments(read.reading.progress)
+    moments = Moments(read.progress)
 
     def noting(of: Any, name: str, what: str) -> None:
         call = getattr(of, name)

@@ -176,6 +176,9 @@ def test_a_turn_in_parts_asks_for_what_all_parts_can_post_in_its_time() -> None:
     while rows_in(slow, 3, 2.0) < 2 * PART_ROWS_MIN:
         slow, turns = pace_after(slow, outcome, cut=False, ended=True), turns + 1
     assert 5 < turns < 50
+    # WHEN most events were given up or refused THEN they count: their turn was as quick
+    given_up = Outcome("a", Fate.UNFINISHED, 10, parked_at((AFTER + 1, "0001")), expired=2_989, took_s=1.0)
+    assert pace_after(None, given_up, cut=True, ended=True) == well
     # WHEN nothing is known of it THEN it is not remembered
     assert pace_after(None, outcome, cut=False, ended=True) is None
     assert pace_after(5.0, Outcome("a", Fate.DONE, took_s=0.0), cut=True, ended=True) == 5.0

@@ -86,3 +86,14 @@ def test_no_event_is_passed_that_a_part_still_owes(
         assert step.mark == (found[-1].at if len(found) == LIMIT else asked.slice.end)
     elif all(one.ending != "owed" for one in found):
         assert step.outcome.fate is Fate.FULL
+
+
+def test_a_part_without_room_beyond_what_all_reached_is_not_full() -> None:
+    """GIVEN room for one WHEN a part parks one beyond the place that the other reached THEN it is left out, and the
+    replay goes on: it has room."""
+    piece = TimeSlice(Mark(NOON), NOON + timedelta(minutes=1), ("f",), 4)
+    work = ReplayWork("r", piece, spec("a"), (), None, None, LIMIT, 1.0, False, 1)
+    found = [Owed(Mark(NOON, f"e{n}"), ending) for n, ending in enumerate(("accepted", "owed", "parked", "parked"))]
+    rounds = [told(part, found, Fate.UNFINISHED, 1, 9) for part in (found[:2], found[2:])]
+    step = joined(work, rounds, LIMIT)
+    assert (step.outcome.fate, step.mark, step.outcome.parked) == (Fate.UNFINISHED, found[0].at, ())

@@ -34,6 +34,7 @@ class MemoryLog:
     head: dict[SourcePartition, int] = field(default_factory=dict)
     removed: dict[SourcePartition, int] = field(default_factory=dict)  # batches that retention took
     gaps: dict[SourcePartition, Trouble] = field(default_factory=dict)
+    heard: dict[SourcePartition, Trouble] | None = None  # gaps as this instance last looked; None: it looks each time
     pieces_read: int = 0
 
     def take(
@@ -64,7 +65,7 @@ class MemoryLog:
         return dict(self.head)
 
     def troubles(self, *, afresh: bool = False) -> Mapping[SourcePartition, Trouble]:
-        return dict(self.gaps)
+        return dict(self.gaps if afresh or self.heard is None else self.heard)
 
     def first_batch(self, place: SourcePartition) -> int | None:
         first = self.removed.get(place, 0) + 1

@@ -283,6 +283,27 @@ def test_s4_a_gap_is_told_once_live_and_to_those_who_come_back() -> None:
     run(story)
 
 
+def test_a_gap_that_another_instance_told_of_first_is_no_other_log() -> None:
+    """GIVEN a client that one instance told of a gap WHEN it goes on at once with another, which has not looked since
+    THEN that one looks again, and tells it nothing."""
+
+    async def story() -> None:
+        log = MemoryLog()
+        log.take(P0)
+        late, browser = await hub_over(log), Browser()
+        log.gaps[P0] = Trouble(7, "a gap was accepted")
+        await follows(await hub_over(log), browser)
+        browser.events.clear()
+        log.heard = {}
+        await follows(late, browser)
+        assert browser.events == []
+        log.gaps.clear()
+        await follows(late, browser)
+        assert [said["reason"] for _, said in browser.events] == ["ahead"]
+
+    run(story)
+
+
 def test_a_client_whose_place_retention_has_passed_is_told_and_goes_on() -> None:
     """GIVEN an id older than what the log still has, and one from a log that had more WHEN they connect THEN each is
     told to resync, gets all that there is after its place, and is not told again.
