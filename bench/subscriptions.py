@@ -13,11 +13,11 @@ from __future__ import annotations
 import os
 import time
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -25,15 +25,17 @@ import pyarrow.parquet as pq
 from bench.many import ten_thousand
 from bench.report import Report, say
 from evermark.delivery.base import Cursor, SourcePartition, SubscriptionSpec
-from evermark.delivery.work import Span
+from evermark.delivery.run.post import Posting
+from evermark.delivery.work import Assignment, DeliveryOptions, Span
 from evermark.embedded.java import ensure_java
 from evermark.event import taken_batch
 from evermark.log.write import BatchWriter
 from evermark.secrets import KeyRef, SecretBox
 
 if TYPE_CHECKING:
-    from evermark.spark.deliver import SparkDeliverer
+    from pyspark import SparkContext
 
+_BOX = SecretBox(KeyRef("env", "BENCH_KEY"))
 _EVENTS = 100_000
 _FEW, _MANY = 10, 1_000
 _RUNS = 5
@@ -80,20 +82,25 @@ def _spec(count: int, n: int) -> SubscriptionSpec:
 
 @dataclass(frozen=True)
 class _Count:
-    paths: tuple[str, ...]
+    posting: Posting
 
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        from evermark.delivery.run.post import addresses_of, by_subscription, gathered, read
+    def __call__(self, _number: int) -> Iterator[dict[str, Any]]:
+        from evermark.delivery.run.post import by_subscription
 
-        places = gathered(map(addresses_of, batches))
-        rows = sum(mine.num_rows for wanted in read(self.paths, places) for _, _, mine in by_subscription(*wanted))
-        yield pa.RecordBatch.from_arrays([pa.array([rows])], names=["rows"])
+        in_doubt: set[str] = set()
+        found = self.posting.wanted([], in_doubt)
+        rows = sum(mine.num_rows for wanted in found for _, _, mine in by_subscription(*wanted))
+        yield {"rows": rows, "in_doubt": len(in_doubt)}
 
 
-def _match(deliverer: SparkDeliverer, span: Span, specs: list[SubscriptionSpec]) -> tuple[float, int]:
+def _match(context: SparkContext, span: Span, specs: list[SubscriptionSpec]) -> tuple[float, int]:
+    from evermark.spark.job import run_tasks
+
+    posting = Posting(tuple(Assignment(span, spec) for spec in specs), _BOX, DeliveryOptions(historical=True))
     began = time.perf_counter()
-    found = deliverer.places(span, specs).mapInArrow(_Count(span.paths), "rows bigint").collect()
-    return time.perf_counter() - began, sum(row[0] for row in found)
+    found = run_tasks(context, 1, _Count(posting), "matching failed")[0]
+    assert not found["in_doubt"], found
+    return time.perf_counter() - began, found["rows"]
 
 
 def _match_here(rows: pa.Table, count: int, report: Report) -> list[float]:
@@ -113,7 +120,6 @@ def _match_here(rows: pa.Table, count: int, report: Report) -> list[float]:
 
 
 def run(scale: float, folder: Path) -> Report:
-    from evermark.spark.deliver import SparkDeliverer
     from evermark.spark.session import make_session
 
     report = Report()
@@ -121,14 +127,13 @@ def run(scale: float, folder: Path) -> Report:
     path = _write(folder / "log", events)
     os.environ["JAVA_HOME"] = str(ensure_java(folder / "java"))
     spark = make_session("bench", "local[16,4]", folder / "scratch", {}, noise=folder / "spark.log")
-    deliverer = SparkDeliverer(spark.sparkContext, SecretBox(KeyRef("env", "BENCH_KEY")))
     span = Span(SourcePartition("shop", 0), Cursor(0), 1, (path,), events, exact=True)
     taken: dict[int, list[float]] = {_FEW: [], _MANY: []}
     wanted = sum(1 for n in range(events) for k in (n % _FEW,) if k < 6 or (k < 9 and n // 1000 % 100 >= 50) or k == 9)
     try:
         for turn in range(_RUNS + 1):
             for count in (_FEW, _MANY):
-                seconds, rows = _match(deliverer, span, _specs(count))
+                seconds, rows = _match(spark.sparkContext, span, _specs(count))
                 report.lost += abs(wanted - rows)
                 if turn:
                     taken[count].append(seconds)

@@ -14,7 +14,7 @@ import threading
 import time
 import traceback
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
@@ -28,8 +28,9 @@ from evermark.app.ingesting import LaneWorks, SourceRunner
 from evermark.cluster.holding import Share
 from evermark.cluster.together import keeper_for
 from evermark.delivery.base import Fate, Outcome
+from evermark.delivery.decide.matching import has_exact_steps, needs_spark
 from evermark.delivery.replay.plan import Replayed, ReplayWork
-from evermark.delivery.run.matched_here import has_exact_steps, is_small, matched_here
+from evermark.delivery.run.matched_here import is_small, matched_here
 from evermark.delivery.run.post import Posting, timed
 from evermark.delivery.sinks import Sinks
 from evermark.delivery.store.postgres_rates import PostgresRates
@@ -117,27 +118,41 @@ class DriverTasks:
         return cast("list[dict[str, Any]]", self._end.call("write_chunks", copying, works, epoch, until_s))
 
     def deliver(self, assignments: Sequence[Assignment], options: DeliveryOptions) -> list[Outcome]:
-        """Few rows are matched and posted by the lane itself, but for subscriptions that Spark has to match."""
+        """Few rows are matched and posted by the lane itself, many by tasks, but for subscriptions that Spark has to
+        match: these are a job of their own, so that nobody waits for it."""
         if not is_small(assignments):
-            return self._by_spark(assignments, options)
+            there = {one.spec.name for one in assignments if needs_spark(one.spec)}
+            return self._divided(assignments, there, options, lambda here: self._by_spark(here, options))
         mine = [one for one in assignments if one.span.paths and (one.bot is None or one.bot.streams)]
         posting = Posting(tuple(mine), self._box, options)
         if not any(one.spec.where for one in mine):
             return _folded(assignments, posting.results() if mine else iter(()))
         matched = matched_here(mine)
-        if matched.found is not None and not matched.for_spark:
-            return _folded(assignments, posting.results(found=[matched.found]))
-        others = {mine[number].spec.name for number in matched.for_spark}
-        there = [one for one in assignments if one.spec.name in others]
-        here = [one for one in assignments if one.spec.name not in others]
-        if not here or matched.found is None:
+        found = matched.found
+        there = {mine[number].spec.name for number in matched.for_spark}
+        if found is None:
             return self._by_spark(assignments, options)
-        by_spark = self._beside(there, options) if there else None
+        return self._divided(assignments, there, options, lambda here: _folded(here, posting.results(found=[found])))
+
+    def _divided(
+        self,
+        assignments: Sequence[Assignment],
+        there: Collection[str],
+        options: DeliveryOptions,
+        deliver: Callable[[Sequence[Assignment]], list[Outcome]],
+    ) -> list[Outcome]:
+        """Those named are left to Spark, beside what `deliver` does for the others."""
+        here = [one for one in assignments if one.spec.name not in there]
+        if not there:
+            return deliver(assignments)
+        if not here:
+            return self._by_spark(assignments, options)
+        by_spark = self._beside([one for one in assignments if one.spec.name in there], options)
         try:
-            outcomes = _folded(here, posting.results(found=[matched.found]))
+            outcomes = deliver(here)
         finally:
             # Also after an error: nothing may be under way when the caller tries again.
-            theirs = [] if by_spark is None else by_spark.result()
+            theirs = by_spark.result()
         by_name = {outcome.subscription: outcome for outcome in (*outcomes, *theirs)}
         return [by_name[one.spec.name] for one in assignments]
 

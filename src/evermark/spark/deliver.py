@@ -1,9 +1,9 @@
 """Delivery as a Spark job: one task posts the rows that its subscriptions want (`delivery/run/post.py`).
 
-On a cluster several tasks share the work (`parts.py`). Where a predicate has to hold Spark matches, in one pass, and
-hands the task the address (file, row number) and the subscription of each matched row. Rows are read by the task:
-through the JVM they would cost ten times as much. Only results travel back, as JSON rows: one for each (subscription,
-batch), with the parked events.
+On a cluster several tasks share the work (`parts.py`). A predicate that only Spark can match, or about some event of
+which a task is in doubt, is matched by Spark in one pass, which hands the task the address (file, row number) and the
+subscription of each matched row. Rows are read by the task: through the JVM they would cost ten times as much. Only
+results travel back, as JSON rows: one for each (subscription, batch), with the parked events.
 """
 
 from __future__ import annotations
@@ -19,13 +19,15 @@ from pyspark.sql import DataFrame
 
 from evermark.delivery.base import Outcome, SubscriptionSpec
 from evermark.delivery.decide.key_parts import cut_by_key
+from evermark.delivery.decide.matching import needs_spark
+from evermark.delivery.run.matched_here import is_small
 from evermark.delivery.run.post import Posting, addresses_of, by_span, timed
 from evermark.delivery.work import Assignment, DeliveryOptions, Span, fold
 from evermark.log.frames import addressed_frame
 from evermark.log.row_reader import ROW_ADDRESS, require_codes
 from evermark.spark.job import engine_error, run_tasks
 from evermark.spark.match import SUBSCRIPTION, matched
-from evermark.spark.parts import PostApart, PostHere, outcomes_of, results_of, row_of, shared_out
+from evermark.spark.parts import IN_DOUBT, PostApart, PostHere, outcomes_of, results_of, row_of, shared_out
 from evermark.spark.posting import ROW_DDL, rows_batch
 from evermark.spark.replay import SparkReplays
 from evermark.spark.session import sql_session
@@ -59,24 +61,38 @@ class SparkDeliverer(SparkReplays):
         ]
         if not mine:
             return fold(assignments, [])
-        here = not any(assignment.spec.where for assignment in mine)
-        posting = self._posting(mine, options)
-        spans = ", ".join(f"{span.after + 1} to {span.to}" for span, _ in by_span(mine)[:3])
-        failed = f"delivery of batches {spans} failed"
-        if here:
-            with self._slots.tasks() as most:
-                turn = self._paces.rows_max(mine, most, options) if most > 1 else {}
-                parts = shared_out(cut_by_key(mine, most if options.sends else 1, turn), most)
-                apart = PostApart(tuple(PostHere(self._posting(part, options)) for part in parts))
-                rows = run_tasks(self._context, len(parts), apart, failed)
-            outcomes = timed(outcomes_of(assignments, parts, rows))
-            if turn:
-                self._paces.learn(parts, outcomes, rows)
+        # A lane has tried the few: what it leaves to Spark it was in doubt about.
+        if any(one.spec.where for one in mine) and (is_small(mine) or any(needs_spark(one.spec) for one in mine)):
+            return self._matched_by_spark(assignments, mine, options)
+        outcomes, in_doubt = self._matched_by_tasks(assignments, mine, options)
+        if not in_doubt:
             return outcomes
+        theirs = [one for one in mine if one.spec.name in in_doubt]
+        found = {one.subscription: one for one in self._matched_by_spark(theirs, theirs, options)}
+        return [found.get(one.subscription, one) for one in outcomes]
+
+    def _matched_by_tasks(
+        self, assignments: Sequence[Assignment], mine: Sequence[Assignment], options: DeliveryOptions
+    ) -> tuple[list[Outcome], set[str]]:
+        """Also the names of those that Spark has to match, which were sent nothing."""
+        with self._slots.tasks() as most:
+            turn = self._paces.rows_max(mine, most, options) if most > 1 else {}
+            parts = shared_out(cut_by_key(mine, most if options.sends else 1, turn), most)
+            apart = PostApart(tuple(PostHere(self._posting(part, options)) for part in parts))
+            told = run_tasks(self._context, len(parts), apart, _failed(mine))
+        rows = [row for row in told if IN_DOUBT not in row]
+        outcomes = timed(outcomes_of(assignments, parts, rows))
+        if turn:
+            self._paces.learn(parts, outcomes, rows)
+        return outcomes, {row[IN_DOUBT] for row in told if IN_DOUBT in row}
+
+    def _matched_by_spark(
+        self, assignments: Sequence[Assignment], mine: Sequence[Assignment], options: DeliveryOptions
+    ) -> list[Outcome]:
         try:
-            found = self._wanted(mine).mapInArrow(PostFound(posting), ROW_DDL).collect()
+            found = self._wanted(mine).mapInArrow(PostFound(self._posting(mine, options)), ROW_DDL).collect()
         except Exception as error:
-            raise engine_error(failed, error) from error
+            raise engine_error(_failed(mine), error) from error
         return timed(fold(assignments, results_of(mine, (json.loads(row[0]) for row in found))))
 
     def _posting(self, assignments: Sequence[Assignment], options: DeliveryOptions) -> Posting:
@@ -103,6 +119,11 @@ class SparkDeliverer(SparkReplays):
         # After the match: Spark drops a sort that comes before a join.
         found = matched(frame.coalesce(1), specs, ("batch", "position", *ROW_ADDRESS))
         return _numbered(found.sortWithinPartitions("batch", "position").select(*ROW_ADDRESS, SUBSCRIPTION), numbers)
+
+
+def _failed(assignments: Sequence[Assignment]) -> str:
+    spans = ", ".join(f"{span.after + 1} to {span.to}" for span, _ in by_span(assignments)[:3])
+    return f"delivery of batches {spans} failed"
 
 
 def _is_read_in_order(path: str) -> bool:

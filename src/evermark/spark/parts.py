@@ -22,6 +22,8 @@ from evermark.delivery.work import Assignment, DeliveryOptions, Result, fold
 from evermark.spark.job import Report
 from evermark.spark.posting import outcome_fields, outcome_of
 
+IN_DOUBT = "in_doubt"  # in a report, instead of a result: a subscription that was sent nothing
+
 
 class Slots:
     """How many tasks a call of a deliverer may be spread over: those that the lanes and other calls leave.
@@ -82,13 +84,15 @@ def slots_of(context: SparkContext) -> int:
 
 @dataclass(frozen=True)
 class PostHere:
-    """The task that finds the rows itself."""
+    """The task that finds the rows itself. It also tells which subscriptions it could not match."""
 
     posting: Posting
 
     def __call__(self, _number: int) -> Iterator[Report]:
-        for results in self.posting.results():
+        in_doubt: set[str] = set()
+        for results in self.posting.results(in_doubt=in_doubt):
             yield from map(row_of, results)
+        yield from ({IN_DOUBT: name} for name in sorted(in_doubt))
 
 
 @dataclass(frozen=True)

@@ -56,7 +56,9 @@ class InstancesStage(Stage):
         self.state = State(lambda: state_dsn, schema_for("scene"))
         self._leases = open_leases(leases, self.state)
         self._names: dict[int, str] = {}  # by process
-        self._noted: dict[int, list[tuple[CommitNote, float]]] = {}  # by version of the log's table
+        self._noted: dict[int, list[tuple[CommitNote, float]]] = defaultdict(list)  # by partition
+        self._noted_to = -1  # version of the log's table
+        self.commits_seen = 0
         self._noting = threading.Lock()
         self._done = threading.Event()
         self._pause_s = pause_s
@@ -129,33 +131,29 @@ class InstancesStage(Stage):
 
     def notes(self) -> dict[int, list[tuple[CommitNote, float]]]:
         """By partition, its commits in the order of the log, and when each was made. What was looked at once is kept,
-        though maintenance removes it.
+        though maintenance removes it; and is not looked at again: instances need the processor.
         """
-        folder, found = self.log_root / SOURCE, defaultdict(list)
+        folder = self.log_root / SOURCE
         assert isinstance(folder, Path)
         with self._noting:
-            for path in sorted((folder / "_delta_log").glob("*.json")):
-                if int(path.stem) in self._noted:
-                    continue
+            names = (path.stem for path in (folder / "_delta_log").glob("*.json"))
+            for version in sorted(int(name) for name in names if int(name) > self._noted_to):
+                self._noted_to = version
                 try:
-                    made_at, actions = path.stat().st_mtime, read_commit(folder, int(path.stem)) or []
+                    made_at = (folder / "_delta_log" / f"{version:020}.json").stat().st_mtime
+                    actions = read_commit(folder, version) or []
                 except FileNotFoundError:
                     continue  # maintenance has just removed it
-                infos = [note_of(each["commitInfo"]) for each in actions if "commitInfo" in each]
-                self._noted[int(path.stem)] = [(note, made_at) for note in infos if isinstance(note, CommitNote)]
-            for _, notes in sorted(self._noted.items()):
-                for note, made_at in notes:
-                    found[note.partition].append((note, made_at))
-        return found
-
-    @property
-    def commits_seen(self) -> int:
-        return len(self._noted)
+                self.commits_seen += 1
+                for note in (note_of(each["commitInfo"]) for each in actions if "commitInfo" in each):
+                    if isinstance(note, CommitNote):
+                        self._noted[note.partition].append((note, made_at))
+            return {partition: list(notes) for partition, notes in self._noted.items()}
 
     @property
     def commits_unseen(self) -> int:
         """Which maintenance removed before they were looked at."""
-        return max(self._noted, default=-1) + 1 - len(self._noted)
+        return self._noted_to + 1 - self.commits_seen
 
     def check_epochs(self) -> None:
         """No batch of an owner stands behind one of its successor: one owner per partition at a time. And batches are
@@ -171,7 +169,7 @@ class InstancesStage(Stage):
 
         def go_on() -> bool:
             notes = self.notes()
-            return all(notes[p] and notes[p][-1][1] > now for p in partitions)
+            return all(p in notes and notes[p][-1][1] > now for p in partitions)
 
         until(go_on, "every partition goes on")
         times = [[at for _, at in notes] for p, notes in self.notes().items() if p in partitions]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -11,6 +12,7 @@ import pytest
 
 from evermark.app.lane import DriverTasks
 from evermark.delivery.base import Cursor, Fate, Outcome, SourcePartition, SubscriptionSpec
+from evermark.delivery.run.matched_here import ROWS_MAX
 from evermark.delivery.webhook.signing import new_secret
 from evermark.delivery.work import Assignment, DeliveryOptions, Span
 from evermark.errors import EngineError
@@ -117,3 +119,23 @@ def test_an_error_of_spark_is_that_of_its_own_subscriptions(tmp_path: Path, rece
     assert len(receiver.records) == 2
     with pytest.raises(EngineError, match="no job today"):
         tasks(driver, box).deliver(mine[1:], DeliveryOptions())
+
+
+@pytest.mark.parametrize(
+    ("wheres", "asked"),
+    [
+        (["data.t = 'a'", None], [["s0", "s1"]]),
+        (["data.t = 'a'", "data.t rlike '^a'", None], [["s0", "s2"], ["s1"]]),
+        (["data.t rlike '^a'"], [["s0"]]),
+    ],
+)
+def test_those_that_spark_has_to_match_are_a_job_of_their_own(
+    tmp_path: Path, receiver: Listener, box: SecretBox, wheres: list[str | None], asked: list[list[str]]
+) -> None:
+    """GIVEN a batch that tasks are to post WHEN Spark has to match for some THEN the others do not wait for it."""
+    driver = Driver()
+    mine = assignments(tmp_path, box, receiver.url, wheres)
+    many = [replace(one, span=replace(one.span, rows=ROWS_MAX + 1)) for one in mine]
+    outcomes = tasks(driver, box).deliver(many, DeliveryOptions())
+    assert sorted(driver.asked) == asked
+    assert [outcome.subscription for outcome in outcomes] == [one.spec.name for one in mine]

@@ -247,7 +247,7 @@ def test_found_by_the_task_or_by_spark_everybody_gets_what_is_theirs_in_order(
         post = task(assignments, box, DeliveryOptions())
         by_spark = deliver.SparkDeliverer(spark.sparkContext, box)._wanted(assignments)
         assert by_spark.rdd.getNumPartitions() == 1
-        ways = [post.posting._found_here([]), map(posting.addresses_of, by_spark.toArrow().to_batches())]
+        ways = [post.posting._found_here([], set()), map(posting.addresses_of, by_spark.toArrow().to_batches())]
         for places in ways:
             found: dict[int, list[str]] = {n: [] for n in range(len(specs))}
             for wanted in posting.read(posting.paths_of(assignments), posting.gathered(places)):
@@ -365,3 +365,62 @@ def test_rows_at_hand_are_sent_as_the_rows_of_their_file_are(
         ]
         ways.append((results, [record.event for record in receiver.records]))
     assert ways[0] == ways[1] and ways[0][1]
+
+
+def test_predicates_are_matched_by_the_tasks_that_post_and_by_spark_only_where_they_are_in_doubt(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GIVEN a long span and predicates that tasks can match WHEN one payload is read differently by parsers THEN, turn
+    by turn, each is sent what it wants once: by Spark's matching where the doubt is, and only there."""
+    key = tmp_path / "key"
+    key.write_text("a key for this test only")
+    key.chmod(0o600)
+    box = SecretBox(KeyRef("file", str(key)))
+    rows = posting._TESTED_ROWS_MAX + 500
+    doubt = rows - 100
+    columns: dict[str, object] = {
+        "event_id": [f"e{n}" for n in range(rows)],
+        "position": [f"{n:05}" for n in range(rows)],
+        "stream": ["s"] * rows,
+        "key": [str(n) for n in range(rows)],
+        "op": ["insert"] * rows,
+        "payload": ['{"t": "a", "t": "b"}' if n == doubt else f'{{"t": "{"ba"[n % 500 == 0]}"}}' for n in range(rows)],
+    }
+    file = BatchWriter(tmp_path, "shop", 0, 1).write_all([taken_batch(columns, rows)])
+    assert file is not None
+    span = Span(SourcePartition("shop", 0), Cursor(0), 1, (str(tmp_path / file.path),), rows, exact=True)
+    monkeypatch.setattr(deliver, "is_small", lambda _: False)  # which what is left after the first turn would be
+    by_spark: list[list[str]] = []
+    wanted = deliver.SparkDeliverer._wanted
+
+    def noted(self: Any, mine: Sequence[Assignment]) -> Any:
+        by_spark.append([one.spec.name for one in mine])
+        return wanted(self, mine)
+
+    monkeypatch.setattr(deliver.SparkDeliverer, "_wanted", noted)
+    deliverer = deliver.SparkDeliverer(spark.sparkContext, box)
+    with Listener(secrets=[SECRET]) as one, Listener(secrets=[SECRET]) as other:
+        specs = [
+            SubscriptionSpec(name, url, (box.seal(SECRET),), where=where, allow_networks=("127.0.0.0/8",))
+            for name, url, where in (
+                ("picky", one.url, "data.t = 'a'"),
+                ("by key", other.url, f"key in ('7', '{rows - 1}')"),
+            )
+        ]
+        cursors = {spec.name: span.begun for spec in specs}
+        turns = 0
+        while any(cursor != Cursor(1) for cursor in cursors.values()):
+            behind = [
+                Assignment(replace(span, begun=cursors[spec.name]), spec)
+                for spec in specs
+                if cursors[spec.name] != Cursor(1)
+            ]
+            for outcome in deliverer.deliver(behind, DeliveryOptions(budget_s=60)):
+                assert outcome.reached > cursors[outcome.subscription], "each turn gets further"
+                cursors[outcome.subscription] = outcome.reached
+            turns += 1
+        # Spark takes the last of two equal names, or the first: what it says is what holds.
+        sent = [record.event.id for record in one.records]
+        assert sorted(each for each in sent if each != f"e{doubt}") == sorted(f"e{n}" for n in range(0, rows, 500))
+        assert sorted(record.event.id for record in other.records) == sorted(["e7", f"e{rows - 1}"])
+    assert by_spark == [["picky"]] and turns == 2

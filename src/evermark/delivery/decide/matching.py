@@ -1,17 +1,55 @@
-"""Which subscription wants which event, by stream and operation alone: for subscriptions without a predicate. Pure."""
+"""Which subscription wants which event, without Spark: by stream and operation, and by predicates that mean the same
+here as in Spark. Pure.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from evermark.delivery.base import SubscriptionSpec
-from evermark.predicate import wanted_ops
+from evermark.errors import ConfigError
+from evermark.predicate import vetted, wanted_ops
+from evermark.predicate.index import Filter
+from evermark.predicate.matcher import Matcher, Wanted, matcher_of
 
 I64 = npt.NDArray[np.int64]
+
+_KEPT_MAX = 8
+# For so many subscriptions a matcher is made anew for each batch.
+_FEW = 32
+
+Asked = tuple[tuple[str, ...], tuple[str, ...], str | None]
+
+
+def has_exact_steps(where: str | None) -> bool:
+    """Whether there is a predicate, and it means the same without Spark."""
+    try:
+        return bool(where) and vetted(where).exact is not None
+    except ConfigError:  # an earlier version took it: Spark's side says what becomes of it
+        return False
+
+
+def needs_spark(spec: SubscriptionSpec) -> bool:
+    return bool(spec.where) and not has_exact_steps(spec.where)
+
+
+def wanted_by(rows: pa.Table | pa.RecordBatch, specs: Sequence[SubscriptionSpec]) -> Wanted:
+    """Which of these rows the subscriptions want, whose predicates all have exact steps."""
+    asked = tuple((spec.streams, spec.ops, spec.where) for spec in specs)
+    return (_kept_matcher if len(asked) > _FEW else _matcher)(asked).wanted(rows)
+
+
+def _matcher(asked: tuple[Asked, ...]) -> Matcher:
+    return matcher_of([Filter(streams, ops, vetted(where)) for streams, ops, where in asked])
+
+
+# The live group seldom changes, and its batches are many. Turns of those behind differ each time, and are small.
+_kept_matcher = lru_cache(maxsize=_KEPT_MAX)(_matcher)
 
 
 def expanded(

@@ -8,28 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 import pyarrow as pa
 
+from evermark.delivery.decide.matching import has_exact_steps, wanted_by
 from evermark.delivery.run.post import MatchedRows, by_span, is_at_hand, matched_by_name, rows_at_hand
 from evermark.delivery.work import Assignment, Span
-from evermark.errors import ConfigError
-from evermark.log.row_reader import I64, ROWS, RowReader, require_codes
+from evermark.log.row_reader import ROWS, RowReader, require_codes
 from evermark.log.span import row_addresses
-from evermark.predicate import vetted
-from evermark.predicate.index import Filter
-from evermark.predicate.matcher import Matcher, matcher_of
 
 # More rows than this are posted by tasks: they have processors of their own.
 ROWS_MAX = 2_000
 BYTES_MAX = 64 * 1024 * 1024
-_KEPT_MAX = 8
-# For so many subscriptions a matcher is made anew for each batch.
-_FEW = 32
-
-Asked = tuple[tuple[str, ...], tuple[str, ...], str | None]
 
 
 @dataclass(frozen=True)
@@ -71,18 +62,10 @@ def matched_here(assignments: Sequence[Assignment]) -> MatchedHere:
             streams, ops = (pa.chunked_array([rows.column(name).cast(pa.string())]) for name in ("stream", "op"))
             pieces.append((rows, *matched_by_name(streams, ops, assignments, plain)))
         if exact:
-            row_numbers, of, unsure = _matched_by_predicate(rows, assignments, exact)
-            for_spark |= unsure
-            pieces.append((rows, row_numbers, of))
+            wanted = wanted_by(rows, [assignments[number].spec for number in exact])
+            for_spark.update(exact[number] for number in wanted.unsure)
+            pieces.append((rows, wanted.rows, np.asarray(exact, np.int64)[wanted.of]))
     return MatchedHere(_together(pieces) if pieces else None, frozenset(for_spark))
-
-
-def has_exact_steps(where: str | None) -> bool:
-    """Whether there is a predicate, and it means the same without Spark."""
-    try:
-        return bool(where) and vetted(where).exact is not None
-    except ConfigError:  # an earlier version took it: Spark's side says what becomes of it
-        return False
 
 
 def _together(pieces: Sequence[MatchedRows]) -> MatchedRows:
@@ -110,20 +93,3 @@ def _rows_of(span: Span, bytes_max: int) -> pa.RecordBatch | None:
     if len(found.codes) > reader.rows_within(bytes_max):
         return None
     return reader.pick(found.codes, found.numbers)
-
-
-def _matched_by_predicate(
-    rows: pa.RecordBatch, assignments: Sequence[Assignment], numbers: Sequence[int]
-) -> tuple[I64, I64, set[int]]:
-    specs = [assignments[number].spec for number in numbers]
-    asked = tuple((spec.streams, spec.ops, spec.where) for spec in specs)
-    found = (_kept_matcher if len(asked) > _FEW else _matcher)(asked).wanted(rows)
-    return found.rows, np.asarray(numbers, np.int64)[found.of], {numbers[number] for number in found.unsure}
-
-
-def _matcher(asked: tuple[Asked, ...]) -> Matcher:
-    return matcher_of([Filter(streams, ops, vetted(where)) for streams, ops, where in asked])
-
-
-# The live group seldom changes, and its batches are many. Turns of those behind differ each time, and are small.
-_kept_matcher = lru_cache(maxsize=_KEPT_MAX)(_matcher)

@@ -1,8 +1,8 @@
 """Posting the rows of assignments: found in files of the log, read, rendered, signed and sent, and the result of each
 subscription and batch. The work of a Spark task, or of the lane itself.
 
-Rows are matched here by stream and operation. Where a predicate has to hold, the addresses (file, row number) of the
-matched rows are given instead, or the rows themselves (`matched_here.py`).
+Rows are matched here. Where Spark has to match a predicate, the addresses (file, row number) of the matched rows are
+given instead; of few rows, the rows themselves (`matched_here.py`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from evermark.delivery.base import Fate, HeldKey, Outcome, ParkedEvent, SourcePa
 from evermark.delivery.bots.forward import forwarded, waiting
 from evermark.delivery.decide.expiry import with_expired, without_expired
 from evermark.delivery.decide.key_parts import part_numbers
-from evermark.delivery.decide.matching import expanded
+from evermark.delivery.decide.matching import expanded, wanted_by
 from evermark.delivery.sinks import Sinks
 from evermark.delivery.webhook.base import Job, Line
 from evermark.delivery.webhook.bundles import prepared
@@ -33,6 +33,7 @@ from evermark.delivery.webhook.rendered_once import SharedBodies
 from evermark.delivery.work import Assignment, DeliveryOptions, KeyPart, Result, Span
 from evermark.log.row_reader import COLUMNS, I64, ROWS, RowReader, require_codes
 from evermark.log.span import RowAddresses, row_addresses
+from evermark.predicate.matcher import PAYLOAD_BYTES_MAX
 from evermark.secrets import SecretBox
 
 # A span without a budget still ends: events not sent by then are left for the next round.
@@ -44,6 +45,9 @@ _FEW, _OWN_S_PER_JOB = 32, 0.003
 _CHUNK_ROWS = 20_000
 _CHUNK_BYTES = 64 * 1024 * 1024
 _CHUNK_MATCHES = 1_000_000
+# How many rows are tested at a time: more are quicker, and all of them may be wanted by everybody.
+_TESTED_ROWS_MIN, _TESTED_ROWS_MAX, _TESTED_MATCHES = 1_000, 10_000, 10_000_000
+_NO_PAIRS = np.empty(0, np.int64), np.empty(0, np.int64)
 # Rows that several subscriptions want are rendered once, all together, unless they are larger than this.
 _SHARED_BYTES_MAX = 16 * 1024 * 1024
 
@@ -80,15 +84,18 @@ class Posting:
         addresses: Iterable[Addresses] | None = None,
         *,
         found: Iterable[MatchedRows] | None = None,
+        in_doubt: set[str] | None = None,
     ) -> Iterator[list[Result]]:
         """Results, piece by piece. `addresses`: of the rows that are wanted; `found`: the rows themselves; None: found
         here. The budget begins with the first step: waiting for addresses counts, but not all of it (`SENDING_S_MIN`).
+
+        `in_doubt` gets the names of subscriptions that were sent nothing, because Spark has to match their first rows.
         """
         with self.share_rates():
-            yield from self._results(addresses, found)
+            yield from self._results(addresses, found, set() if in_doubt is None else in_doubt)
 
     def _results(
-        self, addresses: Iterable[Addresses] | None, found: Iterable[MatchedRows] | None
+        self, addresses: Iterable[Addresses] | None, found: Iterable[MatchedRows] | None, in_doubt: set[str]
     ) -> Iterator[list[Result]]:
         budget_s = _NO_BUDGET_S if self.options.budget_s is None else self.options.budget_s
         deadline = time.monotonic() + budget_s
@@ -103,8 +110,7 @@ class Posting:
         elif addresses is None and all(is_at_hand(one.span) and one.part is None for one in self.assignments):
             pieces = map(self._jobs, self._at_hand())
         else:
-            places = gathered(self._found_here(cuts) if addresses is None else addresses)
-            read_ahead = map(self._jobs, read(paths_of(self.assignments), places))
+            read_ahead = map(self._jobs, self.wanted(cuts, in_doubt, addresses))
             pieces = ahead(read_ahead, depth=1, low_priority=self.options.historical)
         for number, (jobs, late) in enumerate(pieces):
             if not number and self.options.historical:
@@ -120,22 +126,37 @@ class Posting:
         if cuts:
             yield cuts
 
-    def _found_here(self, cuts: list[Result]) -> Iterator[Addresses]:
-        """`cuts` gets how far parts go that are to end before the span does."""
+    def wanted(
+        self, cuts: list[Result], in_doubt: set[str], addresses: Iterable[Addresses] | None = None
+    ) -> Iterator[MatchedRows]:
+        """The rows that are wanted. `cuts` gets how far those go that have to end before the span does."""
+        places = self._found_here(cuts, in_doubt) if addresses is None else addresses
+        return read(paths_of(self.assignments), gathered(places))
+
+    def _found_here(self, cuts: list[Result], in_doubt: set[str]) -> Iterator[Addresses]:
         require_codes(paths_of(self.assignments))
         for span, numbers in by_span(self.assignments):
             where = (span.paths, span.place.partition, span.after, span.to)
             parts = [n for n in numbers if self.assignments[n].part is not None]
+            specs = {n: self.assignments[n].spec for n in numbers}
+            named = [n for n in numbers if not specs[n].where]
+            tested = {n: spec for n, spec in specs.items() if spec.where}
             found = row_addresses(*where, exact=span.exact, through=span.begun.through, keys=bool(parts))
             of_part = {n: self._of_part(n, found, cuts) for n in parts}
             # Piece by piece: a batch may have millions of rows, and thousands of subscriptions may want each row.
-            size = max(1, min(_CHUNK_ROWS, _CHUNK_MATCHES // len(numbers)))
+            size = max(1, min(_CHUNK_ROWS, _CHUNK_MATCHES // max(1, len(named))))
+            tests = _Tests(span, found, tested) if tested else None
+            size = size if tests is None else min(size, tests.rows_max)
             for start in range(0, len(found.codes), size):
-                rows, of = self._matched(found.streams.slice(start, size), found.ops.slice(start, size), numbers)
+                rows, of = self._matched(found.streams.slice(start, size), found.ops.slice(start, size), named)
                 for number, mine in of_part.items():
                     kept = (of != number) | mine[start + rows]
                     rows, of = rows[kept], of[kept]
-                yield found.codes[start + rows], found.numbers[start + rows], of
+                if tests is not None:
+                    rows, of = _by_row((rows, of), tests.wanted(start, size, cuts, in_doubt))
+                for at in range(0, len(of), _CHUNK_MATCHES):
+                    wanted = start + rows[at : at + _CHUNK_MATCHES]
+                    yield found.codes[wanted], found.numbers[wanted], of[at : at + _CHUNK_MATCHES]
 
     def _of_part(self, number: int, found: RowAddresses, cuts: list[Result]) -> npt.NDArray[np.bool_]:
         """Which of these rows are in the part of an assignment."""
@@ -158,7 +179,7 @@ class Posting:
             yield rows_at_hand(span), rows, of
 
     def _matched(self, streams: pa.ChunkedArray, ops: pa.ChunkedArray, numbers: Sequence[int]) -> tuple[I64, I64]:
-        return matched_by_name(streams, ops, self.assignments, numbers)
+        return matched_by_name(streams, ops, self.assignments, numbers) if numbers else _NO_PAIRS
 
     def _jobs(self, wanted: MatchedRows) -> tuple[list[Job], Late]:
         """The jobs of one piece, rendered while the piece before is sent; and rows that are too old to be sent."""
@@ -216,6 +237,46 @@ class Posting:
                         so_far.room[name] -= sum(not event.session for event in result.outcome.parked)
                 yield Result(result.place, result.batch, result.outcome.after(took_s), result.through)
                 took_s = 0.0  # told once: the times of several results are added up
+
+
+class _Tests:
+    """The rows of a span that predicates want. A subscription that a row leaves in doubt is cut off before it."""
+
+    def __init__(self, span: Span, found: RowAddresses, specs: Mapping[int, SubscriptionSpec]) -> None:
+        self._place, self._found, self._specs = span.place, found, dict(specs)
+        self._reader = RowReader(span.paths)
+        most = min(_TESTED_ROWS_MAX, max(_TESTED_ROWS_MIN, _TESTED_MATCHES // len(specs)))
+        self.rows_max = min(most, self._reader.rows_within(PAYLOAD_BYTES_MAX // 2))
+
+    def wanted(self, start: int, size: int, cuts: list[Result], in_doubt: set[str]) -> tuple[I64, I64]:
+        """Pairs of a row, counted from `start`, and the number of an assignment that wants it."""
+        numbers = list(self._specs)
+        if not numbers:
+            return _NO_PAIRS
+        wanted = wanted_by(self._rows(start, start + size), [self._specs[n] for n in numbers])
+        for number in sorted(numbers[n] for n in wanted.unsure):
+            name = self._specs.pop(number).name
+            if not start:
+                in_doubt.add(name)
+            cuts.append(self._cut(name, start))
+        return wanted.rows, np.asarray(numbers, np.int64)[wanted.of]
+
+    def _rows(self, start: int, stop: int) -> pa.RecordBatch:
+        return self._reader.pick(self._found.codes[start:stop], self._found.numbers[start:stop])
+
+    def _cut(self, name: str, start: int) -> Result:
+        last = self._rows(max(0, start - 1), max(1, start)).select(["batch", "position"]).to_pylist()[0]
+        rest = Outcome(name, Fate.UNFINISHED, reason="Spark has to match the rest")
+        return Result(self._place, last["batch"], rest, last["position"] if start else None)
+
+
+def _by_row(one: tuple[I64, I64], other: tuple[I64, I64]) -> tuple[I64, I64]:
+    """Both pairs of rows and numbers, in the order of the rows."""
+    if not len(one[0]) or not len(other[0]):
+        return one if len(one[0]) else other
+    rows, of = np.concatenate([one[0], other[0]]), np.concatenate([one[1], other[1]])
+    order = np.argsort(rows, kind="stable")
+    return rows[order], of[order]
 
 
 def _going_on(job: Job, so_far: _SoFar) -> Job:

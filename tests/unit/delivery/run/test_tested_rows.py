@@ -1,0 +1,78 @@
+"""Predicates over a long span, piece by piece: every event before a cursor was decided about, whatever is in doubt."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from evermark.delivery.base import Cursor, Fate
+from evermark.delivery.run import post
+from evermark.delivery.run.post import Posting, by_subscription
+from evermark.delivery.work import Assignment, DeliveryOptions, Result, fold
+from evermark.secrets import KeyRef, SecretBox
+from tests.unit.delivery.run.test_matched_here import PAYLOADS, assignments, span_of
+
+DOUBT = '{"t": "a", "t": "b"}'
+WHERES = (None, "data.t = 'a'", "data.t = 'a' and data.n > 1", "upper(data.t) = 'B'")
+# The events of `PAYLOADS` that they want.
+WANTED = ({0, 1, 2, 3}, {0, 2}, {2}, {1})
+
+
+def found(mine: list[Assignment]) -> tuple[list[list[str]], list[Result], set[str]]:
+    """The events that each assignment wants, in order; how far they go; and who is in doubt from the start."""
+    cuts: list[Result] = []
+    in_doubt: set[str] = set()
+    wanted: list[list[str]] = [[] for _ in mine]
+    posting = Posting(tuple(mine), SecretBox(KeyRef("env", "KEY")), DeliveryOptions())
+    for piece in posting.wanted(cuts, in_doubt):
+        for number, _, rows in by_subscription(*piece):
+            wanted[number] += rows.column("event_id").to_pylist()
+    return wanted, cuts, in_doubt
+
+
+@pytest.fixture
+def few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(post, "_TESTED_ROWS_MAX", 3)
+    monkeypatch.setattr(post, "_CHUNK_MATCHES", 5)
+
+
+@pytest.mark.usefixtures("few_at_a_time")
+def test_those_with_predicates_and_those_without_are_matched_in_one_pass(tmp_path: Path) -> None:
+    """GIVEN more rows than are tested at a time, and a cursor inside THEN each has its events behind it, in order."""
+    span = replace(span_of(tmp_path, 5 * PAYLOADS), begun=Cursor(0, "0001"))
+    wanted, cuts, in_doubt = found(assignments(span, WHERES))
+    assert wanted == [[f"e{n}" for n in range(2, 20) if n % 4 in mine] for mine in WANTED]
+    assert not cuts and not in_doubt
+
+
+@pytest.mark.usefixtures("few_at_a_time")
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.sampled_from([0, 1, 2, 3, 4]), min_size=1, max_size=12))
+def test_no_event_is_passed_that_is_in_doubt(tmp_path_factory: pytest.TempPathFactory, kinds: list[int]) -> None:
+    """GIVEN a payload that parsers disagree about, anywhere THEN who asks for it is cut off before the piece it is in,
+    has everything before that, and is left to Spark if that is nothing; the others have all of theirs."""
+    payloads = [*PAYLOADS, DOUBT]
+    span = span_of(tmp_path_factory.mktemp("log"), [payloads[kind] for kind in kinds])
+    mine = assignments(span, WHERES)
+    wanted, cuts, in_doubt = found(mine)
+    first = kinds.index(4) // 3 * 3 if 4 in kinds else None
+    end = len(kinds) if first is None else first
+    assert wanted[0] == [f"e{n}" for n in range(len(kinds))]
+    for number in (1, 2, 3):
+        assert wanted[number] == [f"e{n}" for n, kind in enumerate(kinds[:end]) if kind in WANTED[number]]
+    reached = [Cursor(1)] * 4 if first is None else [Cursor(1), *[Cursor(0, f"{first - 1:04}" if first else "")] * 3]
+    outcomes = fold(mine, cuts)
+    assert [one.reached for one in outcomes] == reached
+    assert {one.fate for one in outcomes[1:]} == {Fate.DONE if first is None else Fate.UNFINISHED}
+    assert in_doubt == ({"s1", "s2", "s3"} if first == 0 else set())
+
+
+def test_large_payloads_are_tested_fewer_at_a_time(tmp_path: Path) -> None:
+    """GIVEN more bytes of payloads than a matcher takes at once THEN nobody is in doubt because of that."""
+    span = span_of(tmp_path, ['{"t": "a", "x": "' + "x" * 100_000 + f'{n}"}}' for n in range(100)])
+    wanted, cuts, in_doubt = found(assignments(span, WHERES))
+    assert [len(mine) for mine in wanted] == [100, 100, 0, 0] and not cuts and not in_doubt
