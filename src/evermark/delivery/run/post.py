@@ -107,7 +107,7 @@ class Posting:
         pieces: Iterator[tuple[list[Job], Late]]
         if found is not None:
             pieces = map(self._jobs, found)
-        elif addresses is None and all(is_at_hand(one.span) and one.part is None for one in self.assignments):
+        elif addresses is None and all(_is_named_at_hand(one) for one in self.assignments):
             pieces = map(self._jobs, self._at_hand())
         else:
             read_ahead = map(self._jobs, self.wanted(cuts, in_doubt, addresses))
@@ -289,6 +289,10 @@ def _going_on(job: Job, so_far: _SoFar) -> Job:
 
 def is_at_hand(span: Span) -> bool:
     return span.fresh is not None and span.fresh.num_rows > 0 and not span.begun.through
+
+
+def _is_named_at_hand(one: Assignment) -> bool:
+    return is_at_hand(one.span) and one.part is None and not one.spec.where
 
 
 def rows_at_hand(span: Span) -> pa.RecordBatch:

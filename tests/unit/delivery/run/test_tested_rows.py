@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -12,6 +15,7 @@ from hypothesis import strategies as st
 from evermark.delivery.base import Cursor, Fate
 from evermark.delivery.run import post
 from evermark.delivery.run.post import Posting, by_subscription
+from evermark.delivery.webhook.base import Job
 from evermark.delivery.work import Assignment, DeliveryOptions, Result, fold
 from evermark.secrets import KeyRef, SecretBox
 from tests.unit.delivery.run.test_matched_here import PAYLOADS, assignments, span_of
@@ -76,3 +80,24 @@ def test_large_payloads_are_tested_fewer_at_a_time(tmp_path: Path) -> None:
     span = span_of(tmp_path, ['{"t": "a", "x": "' + "x" * 100_000 + f'{n}"}}' for n in range(100)])
     wanted, cuts, in_doubt = found(assignments(span, WHERES))
     assert [len(mine) for mine in wanted] == [100, 100, 0, 0] and not cuts and not in_doubt
+
+
+@pytest.mark.parametrize("wheres", [WHERES, WHERES[1:]])
+def test_rows_that_are_at_hand_are_tested_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wheres: tuple[str | None, ...]
+) -> None:
+    """GIVEN a fresh batch that was handed to a task with its rows THEN each is sent only what its predicate wants."""
+    sent: dict[str, list[str]] = {}
+
+    class Sending:
+        def deliver_each(self, jobs: Sequence[Job], *_: object) -> Iterator[Any]:
+            for job in jobs:
+                sent.setdefault(job.spec.name, []).extend(job.events.column("event_id").to_pylist())
+            yield from ()
+
+    monkeypatch.setattr(post, "Sinks", Sending)
+    span = span_of(tmp_path, PAYLOADS)
+    mine = assignments(replace(span, fresh=pq.read_table(span.paths[0])), wheres)
+    list(Posting(tuple(mine), SecretBox(KeyRef("env", "KEY")), DeliveryOptions()).results())
+    wanted = WANTED[-len(wheres) :]
+    assert sent == {one.spec.name: [f"e{n}" for n in sorted(some)] for one, some in zip(mine, wanted, strict=True)}
