@@ -28,6 +28,7 @@ _MISSING = 1_000
 _ROWS = 1_000_000
 _DIFFERING = 10
 _RUNS = 5
+_SYNCS = 15  # of a tenth of a second each
 _TABLE = "create table orders (id integer primary key, customer text, amount real, note text)"
 _FILL = (
     "with recursive n(i) as (select {first} union all select i + 1 from n where i < {last}) insert into orders "
@@ -107,7 +108,7 @@ def _history(report: Report, scale: float, folder: Path) -> None:
         pairs[name] = _Pair(folder / name, history=size, copied=True)
         pairs[name].replica.meetings.sync(pairs[name].peer)
     taken: dict[str, list[float]] = {name: [] for name in sizes}
-    for turn in range(_RUNS):
+    for turn in range(_SYNCS):
         for name, pair in pairs.items():
             first = sizes[name] + turn * _MISSING + 1
             pair.write(first, first + _MISSING - 1)

@@ -118,10 +118,13 @@ class DriverTasks:
         return cast("list[dict[str, Any]]", self._end.call("write_chunks", copying, works, epoch, until_s))
 
     def deliver(self, assignments: Sequence[Assignment], options: DeliveryOptions) -> list[Outcome]:
-        """Few rows are matched and posted by the lane itself, many by tasks, but for subscriptions that Spark has to
-        match: these are a job of their own, so that nobody waits for it."""
+        """Few rows are matched and posted by the lane itself, but for subscriptions that Spark has to match; many by
+        tasks. Of those behind, the ones that Spark has to match are then a job of their own; the live group is one job,
+        in which who is slow is seen beside the others.
+        """
         if not is_small(assignments):
-            there = {one.spec.name for one in assignments if needs_spark(one.spec)}
+            apart = options.slack_s is None
+            there = {one.spec.name for one in assignments if apart and needs_spark(one.spec)}
             return self._divided(assignments, there, options, lambda here: self._by_spark(here, options))
         mine = [one for one in assignments if one.span.paths and (one.bot is None or one.bot.streams)]
         posting = Posting(tuple(mine), self._box, options)

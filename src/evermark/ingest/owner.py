@@ -288,6 +288,7 @@ class SourceOwner:
         progress = taker.progress
         try:
             self.works.require_room()  # reading that begins looks healthy until its first batch
+            progress.alive(PATIENT_S)  # the log is read for its heads
             fenced = _fenced(taker, active)
             for partition in active:
                 if any_set(ends):

@@ -61,7 +61,10 @@ begin
        ), logged as (
          insert into %I (id, table_name, operation_type, record_id, data, timestamp, origin_node_id, origin_seq,
                          processed, hlc)
-         select gen_random_uuid(), table_name, operation_type, record_id, data, %s, %L, %s + n, true, %s + n
+         -- In the order of time (version 7): random ones would each be a page of the index.
+         select (lpad(to_hex(%s), 12, ''0'') || ''7''
+                 || substr(translate(gen_random_uuid()::text, ''-'', ''''), 14))::uuid, table_name,
+                operation_type, record_id, data, %s, %L, %s + n, true, %s + n
          from numbered
        )
        insert into %I (record_id, hlc, origin_node_id, origin_seq, is_deleted)
@@ -69,7 +72,7 @@ begin
        from numbered order by record_id, n desc
        on conflict (record_id) do update set hlc = excluded.hlc, origin_node_id = excluded.origin_node_id,
          origin_seq = excluded.origin_seq, is_deleted = excluded.is_deleted',
-      changed.table_name, changed.table_name || '_Events', now_ms, origin, last, reading,
+      changed.table_name, changed.table_name || '_Events', now_ms, now_ms, origin, last, reading,
       changed.table_name || '_Versions', reading, origin, last);
     update replication_meta set value = (last + changed.changes)::text
     where key = 'origin_seq::' || changed.service || '::' || changed.table_name;

@@ -65,9 +65,10 @@ create unique index if not exists "{t}_Events_origin" on "{t}_Events" (origin_no
 create index if not exists "{t}_Events_time" on "{t}_Events" (timestamp, id);
 """
 _NOW = "(cast(strftime('%s', 'now') as integer) * 1000 + cast(substr(strftime('%f', 'now'), 4) as integer))"
+# In the order of time (version 7): random ones would each be a page of a large table's index to read and to write.
 _UUID = (
-    "lower(hex(randomblob(4)) || '-' || hex(randomblob(2)) || '-4' || substr(hex(randomblob(2)), 2) || '-a' || "
-    "substr(hex(randomblob(2)), 2) || '-' || hex(randomblob(6)))"
+    f"(printf('%08x-%04x-7', {_NOW} >> 16, {_NOW} & 65535) || lower(substr(hex(randomblob(2)), 2) || '-a' || "
+    "substr(hex(randomblob(2)), 2) || '-' || hex(randomblob(6))))"
 )
 
 

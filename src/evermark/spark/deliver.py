@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from evermark.delivery.decide.matching import needs_spark
 from evermark.delivery.run.matched_here import is_small
 from evermark.delivery.run.post import Posting, addresses_of, by_span, timed
 from evermark.delivery.work import Assignment, DeliveryOptions, Span, fold
+from evermark.errors import EvermarkError
 from evermark.log.frames import addressed_frame
 from evermark.log.row_reader import ROW_ADDRESS, require_codes
 from evermark.spark.job import engine_error, run_tasks
@@ -35,6 +36,7 @@ from evermark.storage import is_url
 
 # Spark reads a smaller file from the first row to the last, and cuts larger ones: half of its limit.
 _CUT_BYTES = 64 * 1024 * 1024
+_AFTERWARDS_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -68,8 +70,14 @@ class SparkDeliverer(SparkReplays):
         if not in_doubt:
             return outcomes
         theirs = [one for one in mine if one.spec.name in in_doubt]
-        found = {one.subscription: one for one in self._matched_by_spark(theirs, theirs, options)}
-        return [found.get(one.subscription, one) for one in outcomes]
+        try:
+            found = self._matched_by_spark(theirs, theirs, _afterwards(options))
+        except EvermarkError:
+            if len(theirs) == len(mine):
+                raise
+            return outcomes  # the others were sent theirs, and must not be sent them again
+        by_name = {one.subscription: one for one in found}
+        return [by_name.get(one.subscription, one) for one in outcomes]
 
     def _matched_by_tasks(
         self, assignments: Sequence[Assignment], mine: Sequence[Assignment], options: DeliveryOptions
@@ -119,6 +127,13 @@ class SparkDeliverer(SparkReplays):
         # After the match: Spark drops a sort that comes before a join.
         found = matched(frame.coalesce(1), specs, ("batch", "position", *ROW_ADDRESS))
         return _numbered(found.sortWithinPartitions("batch", "position").select(*ROW_ADDRESS, SUBSCRIPTION), numbers)
+
+
+def _afterwards(options: DeliveryOptions) -> DeliveryOptions:
+    """For a few of the live group, while the others wait: who needs longer is served outside it."""
+    if options.slack_s is None or options.budget_s is None:
+        return options
+    return replace(options, budget_s=min(options.budget_s, _AFTERWARDS_S))
 
 
 def _failed(assignments: Sequence[Assignment]) -> str:

@@ -10,6 +10,7 @@ three replicas that die and are cut off from each other; with `--instances`, ins
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -74,12 +75,17 @@ def die_at_each(names: Sequence[str], scene: Scene, refusing: str, then: str | N
 
 
 def _one_scene(scene: Callable[[Path, str, int], tuple[Ledger, dict[str, float]]], amount: int, title: str) -> int:
-    with tempfile.TemporaryDirectory(prefix="evermark-chaos-") as root:
-        Path(root).chmod(0o711)
-        with postgres_server(Path(root) / "postgres") as server, fresh_database(server) as dsn:
-            folder = Path(root) / "scene"
+    root = Path(tempfile.mkdtemp(prefix="evermark-chaos-"))
+    root.chmod(0o711)
+    try:
+        with postgres_server(root / "postgres") as server, fresh_database(server) as dsn:
+            folder = root / "scene"
             folder.mkdir(mode=0o711)
             ledger, found = scene(folder, dsn, amount)
+    except BaseException:
+        sys.stderr.write(f"the scene, with the logs of its instances, is left in {root}\n")
+        raise
+    shutil.rmtree(root)
     figures = " ".join(f"{name}={value:.3g}" for name, value in found.items())
     sys.stdout.write(f"ledger {title} {figures} {ledger}\n")
     return 0

@@ -96,7 +96,11 @@ class InstancesFaulted:
             mine = [each for each in self._running if self._stage.name_if_any(each.instance) in set(owners.values())]
             return mine if len(owners) == PARTITIONS and len(mine) >= count else []
 
-        return until(found, f"{count} instances own all partitions")
+        try:
+            return until(found, f"{count} instances own all partitions")
+        except AssertionError as error:
+            said = {self._stage.name_if_any(each.instance): each.instance.ask("/health") for each in self._running}
+            raise AssertionError(f"{error}; owners: {self._stage.owners()}; health: {said}") from error
 
     def _taken_over(self, victim: _Running, began: float, had: Sequence[int]) -> None:
         """Until each partition that the victim had was seen with another owner."""

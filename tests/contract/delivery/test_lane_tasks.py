@@ -122,20 +122,27 @@ def test_an_error_of_spark_is_that_of_its_own_subscriptions(tmp_path: Path, rece
 
 
 @pytest.mark.parametrize(
-    ("wheres", "asked"),
+    ("wheres", "slack_s", "asked"),
     [
-        (["data.t = 'a'", None], [["s0", "s1"]]),
-        (["data.t = 'a'", "data.t rlike '^a'", None], [["s0", "s2"], ["s1"]]),
-        (["data.t rlike '^a'"], [["s0"]]),
+        (["data.t = 'a'", None], None, [["s0", "s1"]]),
+        (["data.t = 'a'", "data.t rlike '^a'", None], None, [["s0", "s2"], ["s1"]]),
+        (["data.t = 'a'", "data.t rlike '^a'", None], 1.0, [["s0", "s1", "s2"]]),
+        (["data.t rlike '^a'"], None, [["s0"]]),
     ],
 )
 def test_those_that_spark_has_to_match_are_a_job_of_their_own(
-    tmp_path: Path, receiver: Listener, box: SecretBox, wheres: list[str | None], asked: list[list[str]]
+    tmp_path: Path,
+    receiver: Listener,
+    box: SecretBox,
+    wheres: list[str | None],
+    slack_s: float | None,
+    asked: list[list[str]],
 ) -> None:
-    """GIVEN a batch that tasks are to post WHEN Spark has to match for some THEN the others do not wait for it."""
+    """GIVEN a batch that tasks are to post WHEN Spark has to match for some THEN the others do not wait for it, but for
+    the live group: there who is slow is measured by the others."""
     driver = Driver()
     mine = assignments(tmp_path, box, receiver.url, wheres)
     many = [replace(one, span=replace(one.span, rows=ROWS_MAX + 1)) for one in mine]
-    outcomes = tasks(driver, box).deliver(many, DeliveryOptions())
+    outcomes = tasks(driver, box).deliver(many, DeliveryOptions(slack_s=slack_s))
     assert sorted(driver.asked) == asked
     assert [outcome.subscription for outcome in outcomes] == [one.spec.name for one in mine]

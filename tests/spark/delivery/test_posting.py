@@ -415,7 +415,7 @@ def test_predicates_are_matched_by_the_tasks_that_post_and_by_spark_only_where_t
                 for spec in specs
                 if cursors[spec.name] != Cursor(1)
             ]
-            for outcome in deliverer.deliver(behind, DeliveryOptions(budget_s=60)):
+            for outcome in deliverer.deliver(behind, DeliveryOptions(historical=True, budget_s=60)):
                 assert outcome.reached > cursors[outcome.subscription], "each turn gets further"
                 cursors[outcome.subscription] = outcome.reached
             turns += 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 
 from evermark.delivery.base import BEGINNING, BotSpec, SourcePartition, SubscriptionSpec
 from evermark.delivery.decide.key_parts import cut_by_key
+from evermark.delivery.run.matched_here import ROWS_MAX
 from evermark.delivery.work import Assignment, DeliveryOptions, Span
+from evermark.errors import EngineError
 from evermark.secrets import KeyRef, SecretBox
 from evermark.spark import deliver, parts
 from evermark.spark.deliver import SparkDeliverer
@@ -111,3 +113,33 @@ def test_which_subscriptions_are_cut() -> None:
     ):
         assert cut_by_key([whole], 4) == [whole]
     assert cut_by_key([hot(10_000)], 1) == [hot(10_000)]
+
+
+@pytest.mark.parametrize("in_doubt", [{"b"}, {"a", "b"}])
+@pytest.mark.parametrize("slack_s", [1.0, None])
+def test_nobody_is_sent_a_span_again_because_spark_failed_for_others(
+    monkeypatch: pytest.MonkeyPatch, in_doubt: set[str], slack_s: float | None
+) -> None:
+    """GIVEN a task that could not match for some WHEN the job that matches for them fails THEN the others are done; it
+    is an error only if there are no others. While the live group waits for it, that job has little time."""
+    asked: list[tuple[list[str], float | None]] = []
+
+    def run_tasks(*_: object) -> list[Any]:
+        return [{parts.IN_DOUBT: name, "task": 0} for name in sorted(in_doubt)]
+
+    def by_spark(_: Any, _given: object, mine: list[Assignment], options: DeliveryOptions) -> list[Any]:
+        asked.append(([one.spec.name for one in mine], options.budget_s))
+        raise EngineError("no job today")
+
+    monkeypatch.setattr(deliver, "run_tasks", run_tasks)
+    monkeypatch.setattr(SparkDeliverer, "_matched_by_spark", by_spark)
+    span = Span(SourcePartition("shop", 0), BEGINNING, 1, ("file",), ROWS_MAX + 1)
+    mine = [Assignment(span, SubscriptionSpec(n, "https://example.org/in", where="data.t = 'a'")) for n in "ab"]
+    deliverer = SparkDeliverer(cast("Any", SimpleNamespace(master="local[2]")), SecretBox(KeyRef("env", "KEY")))
+    options = DeliveryOptions(budget_s=100.0, slack_s=slack_s)
+    if len(in_doubt) == 2:
+        with pytest.raises(EngineError, match="no job today"):
+            deliverer.deliver(mine, options)
+    else:
+        assert [one.subscription for one in deliverer.deliver(mine, options)] == ["a", "b"]
+    assert asked == [(sorted(in_doubt), 10.0 if slack_s else 100.0)]

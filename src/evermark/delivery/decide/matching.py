@@ -16,6 +16,7 @@ from evermark.errors import ConfigError
 from evermark.predicate import vetted, wanted_ops
 from evermark.predicate.index import Filter
 from evermark.predicate.matcher import Matcher, Wanted, matcher_of
+from evermark.predicate.vectors import WORK_MAX
 
 I64 = npt.NDArray[np.int64]
 
@@ -38,10 +39,10 @@ def needs_spark(spec: SubscriptionSpec) -> bool:
     return bool(spec.where) and not has_exact_steps(spec.where)
 
 
-def wanted_by(rows: pa.Table | pa.RecordBatch, specs: Sequence[SubscriptionSpec]) -> Wanted:
+def wanted_by(rows: pa.Table | pa.RecordBatch, specs: Sequence[SubscriptionSpec], work_max: int = WORK_MAX) -> Wanted:
     """Which of these rows the subscriptions want, whose predicates all have exact steps."""
     asked = tuple((spec.streams, spec.ops, spec.where) for spec in specs)
-    return (_kept_matcher if len(asked) > _FEW else _matcher)(asked).wanted(rows)
+    return (_kept_matcher if len(asked) > _FEW else _matcher)(asked).wanted(rows, work_max)
 
 
 def _matcher(asked: tuple[Asked, ...]) -> Matcher:

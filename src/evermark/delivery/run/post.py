@@ -34,6 +34,7 @@ from evermark.delivery.work import Assignment, DeliveryOptions, KeyPart, Result,
 from evermark.log.row_reader import COLUMNS, I64, ROWS, RowReader, require_codes
 from evermark.log.span import RowAddresses, row_addresses
 from evermark.predicate.matcher import PAYLOAD_BYTES_MAX
+from evermark.predicate.vectors import WORK_MAX
 from evermark.secrets import SecretBox
 
 # A span without a budget still ends: events not sent by then are left for the next round.
@@ -45,8 +46,14 @@ _FEW, _OWN_S_PER_JOB = 32, 0.003
 _CHUNK_ROWS = 20_000
 _CHUNK_BYTES = 64 * 1024 * 1024
 _CHUNK_MATCHES = 1_000_000
-# How many rows are tested at a time: more are quicker, and all of them may be wanted by everybody.
-_TESTED_ROWS_MIN, _TESTED_ROWS_MAX, _TESTED_MATCHES = 1_000, 10_000, 10_000_000
+# How many rows are tested at a time: more are quicker, but all of them may be wanted by everybody.
+_TESTED_ROWS_MIN, _TESTED_ROWS_MAX, _TESTED_MATCHES = 500, 10_000, 3_000_000
+_TESTED_BYTES = PAYLOAD_BYTES_MAX // 2
+# A task may take longer for them than a lane.
+_TESTED_WORK_MAX = 4 * WORK_MAX
+# So many pairs of a row and a subscription are known before the first is sent.
+_KNOWN_MATCHES_MAX = 20_000_000
+_KEPT_BYTES_MAX = 64 * 1024 * 1024
 _NO_PAIRS = np.empty(0, np.int64), np.empty(0, np.int64)
 # Rows that several subscriptions want are rendered once, all together, unless they are larger than this.
 _SHARED_BYTES_MAX = 16 * 1024 * 1024
@@ -145,15 +152,21 @@ class Posting:
             of_part = {n: self._of_part(n, found, cuts) for n in parts}
             # Piece by piece: a batch may have millions of rows, and thousands of subscriptions may want each row.
             size = max(1, min(_CHUNK_ROWS, _CHUNK_MATCHES // max(1, len(named))))
-            tests = _Tests(span, found, tested) if tested else None
-            size = size if tests is None else min(size, tests.rows_max)
-            for start in range(0, len(found.codes), size):
-                rows, of = self._matched(found.streams.slice(start, size), found.ops.slice(start, size), named)
+            tests = None
+            pieces = [(start, start + size) for start in range(0, len(found.codes), size)]
+            if tested:
+                tests = _Tests(span, found, tested, cuts, in_doubt)
+                pieces = tests.pieces(size)
+                if not self.options.historical:
+                    tests.know(pieces)
+            for start, stop in pieces:
+                streams, ops = found.streams.slice(start, stop - start), found.ops.slice(start, stop - start)
+                rows, of = self._matched(streams, ops, named)
                 for number, mine in of_part.items():
                     kept = (of != number) | mine[start + rows]
                     rows, of = rows[kept], of[kept]
                 if tests is not None:
-                    rows, of = _by_row((rows, of), tests.wanted(start, size, cuts, in_doubt))
+                    rows, of = _by_row((rows, of), tests.wanted(start, stop))
                 for at in range(0, len(of), _CHUNK_MATCHES):
                     wanted = start + rows[at : at + _CHUNK_MATCHES]
                     yield found.codes[wanted], found.numbers[wanted], of[at : at + _CHUNK_MATCHES]
@@ -240,34 +253,87 @@ class Posting:
 
 
 class _Tests:
-    """The rows of a span that predicates want. A subscription that a row leaves in doubt is cut off before it."""
+    """The rows of a span that predicates want. A subscription that a row leaves in doubt is cut off before the piece
+    that the row is in; `in_doubt` gets its name if that is the first."""
 
-    def __init__(self, span: Span, found: RowAddresses, specs: Mapping[int, SubscriptionSpec]) -> None:
+    def __init__(
+        self,
+        span: Span,
+        found: RowAddresses,
+        specs: Mapping[int, SubscriptionSpec],
+        cuts: list[Result],
+        in_doubt: set[str],
+    ) -> None:
         self._place, self._found, self._specs = span.place, found, dict(specs)
-        self._reader = RowReader(span.paths)
-        most = min(_TESTED_ROWS_MAX, max(_TESTED_ROWS_MIN, _TESTED_MATCHES // len(specs)))
-        self.rows_max = min(most, self._reader.rows_within(PAYLOAD_BYTES_MAX // 2))
+        self._cuts, self._in_doubt = cuts, in_doubt
+        self._reader = RowReader(span.paths, _KEPT_BYTES_MAX)
+        self._known: dict[int, tuple[I64, I64]] = {}  # by where a piece begins
 
-    def wanted(self, start: int, size: int, cuts: list[Result], in_doubt: set[str]) -> tuple[I64, I64]:
+    def pieces(self, rows_max: int) -> list[tuple[int, int]]:
+        """Where pieces begin and end: of so many rows at most, and fewer where they are large."""
+        most = min(rows_max, _TESTED_ROWS_MAX, max(_TESTED_ROWS_MIN, _TESTED_MATCHES // len(self._specs)))
+        sizes = np.cumsum(self._reader.weights(self._found.codes, self._found.numbers))
+        found, start, count = [], 0, len(sizes)
+        while start < count:
+            full = np.searchsorted(sizes, (sizes[start - 1] if start else 0.0) + _TESTED_BYTES, side="right")
+            stop = min(count, start + most, max(start + 1, int(full)))
+            found.append((start, stop))
+            start = stop
+        return found
+
+    def know(self, pieces: Sequence[tuple[int, int]]) -> None:
+        """Test before anything is sent, so that nobody is cut off in the middle: one that is leaves the live group."""
+        known = 0
+        doubted: set[int] = set()
+        for start, stop in pieces:
+            if known > _KNOWN_MATCHES_MAX or not self._specs:
+                break
+            rows, of, unsure = self._tested(start, stop)
+            self._known[start] = rows, of
+            known += len(of)
+            for number in unsure:
+                self._cut_off(number, 0)
+            doubted |= unsure
+        if doubted:
+            for start, (rows, of) in self._known.items():
+                kept = ~np.isin(of, list(doubted))
+                self._known[start] = rows[kept], of[kept]
+
+    def wanted(self, start: int, stop: int) -> tuple[I64, I64]:
         """Pairs of a row, counted from `start`, and the number of an assignment that wants it."""
+        if start in self._known:
+            return self._known.pop(start)
+        rows, of, unsure = self._tested(start, stop)
+        for number in unsure:
+            self._cut_off(number, start)
+        return rows, of
+
+    def _tested(self, start: int, stop: int) -> tuple[I64, I64, set[int]]:
+        """Also the numbers of those that are in doubt, which are not among the pairs."""
         numbers = list(self._specs)
         if not numbers:
-            return _NO_PAIRS
-        wanted = wanted_by(self._rows(start, start + size), [self._specs[n] for n in numbers])
-        for number in sorted(numbers[n] for n in wanted.unsure):
-            name = self._specs.pop(number).name
-            if not start:
-                in_doubt.add(name)
-            cuts.append(self._cut(name, start))
-        return wanted.rows, np.asarray(numbers, np.int64)[wanted.of]
+            return *_NO_PAIRS, set()
+        rows = self._rows(start, stop)
+        if rows.column("payload").nbytes > PAYLOAD_BYTES_MAX and stop - start > 1:
+            half = (start + stop) // 2
+            one, other = self._tested(start, half), self._tested(half, stop)
+            unsure = one[2] | other[2]
+            both = np.concatenate([one[0], half - start + other[0]]), np.concatenate([one[1], other[1]])
+            kept = ~np.isin(both[1], list(unsure))
+            return both[0][kept], both[1][kept], unsure
+        wanted = wanted_by(rows, [self._specs[n] for n in numbers], _TESTED_WORK_MAX)
+        return wanted.rows, np.asarray(numbers, np.int64)[wanted.of], {numbers[n] for n in wanted.unsure}
+
+    def _cut_off(self, number: int, start: int) -> None:
+        name = self._specs.pop(number).name
+        if not start:
+            self._in_doubt.add(name)
+        last = self._rows(max(0, start - 1), max(1, start)).select(["batch", "position"]).to_pylist()[0]
+        rest = Outcome(name, Fate.UNFINISHED, reason="Spark has to match the rest")
+        self._cuts.append(Result(self._place, last["batch"], rest, last["position"] if start else None))
 
     def _rows(self, start: int, stop: int) -> pa.RecordBatch:
         return self._reader.pick(self._found.codes[start:stop], self._found.numbers[start:stop])
-
-    def _cut(self, name: str, start: int) -> Result:
-        last = self._rows(max(0, start - 1), max(1, start)).select(["batch", "position"]).to_pylist()[0]
-        rest = Outcome(name, Fate.UNFINISHED, reason="Spark has to match the rest")
-        return Result(self._place, last["batch"], rest, last["position"] if start else None)
 
 
 def _by_row(one: tuple[I64, I64], other: tuple[I64, I64]) -> tuple[I64, I64]:

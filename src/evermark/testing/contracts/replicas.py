@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import uuid
 
 import pytest
 
@@ -58,6 +59,13 @@ class ReplicaStoreContract(ReplicaSnapshotsContract, ReplicaValuesContract):
         assert sorted(found, key=lambda event: event.version) == found
         row = node.sql('select table_name, origin_node_id, processed from "orders_Events" where origin_seq = 1')[0]
         assert (row[0], row[1], bool(row[2])) == ("orders", node.store.identity()[0], True)
+
+    def test_ids_are_in_the_order_of_time(self, node: ReplicaNode) -> None:
+        """GIVEN a change THEN its event's id begins with when it was: in a long history it stands beside the last."""
+        node.put(1, "new")
+        (event,) = node.events()
+        found = uuid.UUID(event.id)
+        assert found.version == 7 and found.int >> 80 == event.timestamp
 
     def test_r2_numbers_go_on_after_a_restart_and_a_new_origin_begins_anew(self, node: ReplicaNode) -> None:
         """GIVEN numbers in replication_meta WHEN the node takes another origin THEN its events begin at 1 again."""
