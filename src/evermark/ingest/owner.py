@@ -314,7 +314,13 @@ class SourceOwner:
         yield Pause(0.0)  # it has begun: what others need to begin is theirs now, however much there is to read here
         if any_set(ends):
             return {}
-        plan = ReadPlan(starts, {p: r.batch for p, r in resumes.items()}, {p: r.repeats_to for p, r in resumes.items()})
+        last = [resume.rows for resume in resumes.values() if resume.rows is not None]
+        plan = ReadPlan(
+            starts,
+            {p: r.batch for p, r in resumes.items()},
+            {p: r.repeats_to for p, r in resumes.items()},
+            sum(last) if last else None,
+        )
         try:
             return _excused((yield from self.works.read(plan, taker, self._taken, ends)), resumes)
         except EvermarkError as error:

@@ -73,12 +73,13 @@ WritePieces = Callable[[Sequence[Piece]], list[dict[str, Any]]]
 @dataclass(frozen=True)
 class ReadPlan:
     """From where each partition is read on, the last batch that the log has of it, and up to where the log may hold
-    events that are read again.
+    events that are read again; and how many rows their last batches had together, where the log says so.
     """
 
     starts: Mapping[int, str]
     batches: Mapping[int, int]
     repeats_to: Mapping[int, str | None]
+    rows_logged: int | None = None
 
 
 def reads_beside(pieces: int, rows_before: int | None, beside_before: bool) -> bool:
@@ -396,7 +397,9 @@ class SourceReading:
             if not mine:  # nothing to read there: reading goes on behind it
                 at_end = {"partition": partition, "batch": batch, "start": at[partition], "end": end}
                 rows.append({**at_end, "file": None})
-        self._beside = reads_beside(len(pieces), self.rows_before, self._beside)
+        # Whoever has just begun goes by what its predecessor took: a job of Spark may take seconds in a new process.
+        rows_before = plan.rows_logged if self.rows_before is None else self.rows_before
+        self._beside = reads_beside(len(pieces), rows_before, self._beside)
         if self._beside and self.write_beside is not None:
             return [*rows, *self.write_beside(pieces)]
         return [*rows, *(self.of.written(piece, self.recent) for piece in pieces)]

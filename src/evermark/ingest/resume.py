@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from evermark.checkpoints.base import Checkpoint
 from evermark.errors import EvermarkError, FormatError
@@ -20,6 +20,7 @@ class Resume:
     repeats_to: str | None = None
     # The store of checkpoints was away, and why: nobody knows what was passed, without events, after the log's end.
     without_checkpoint: EvermarkError | None = None
+    rows: int | None = field(default=None, compare=False)  # of the last batch in the log, where that is known
 
 
 def resume(tail: Tail, head: Head | None, checkpoint: Checkpoint | None, logged_to: str | None, where: str) -> Resume:
@@ -36,7 +37,7 @@ def resume(tail: Tail, head: Head | None, checkpoint: Checkpoint | None, logged_
             " `evermark checkpoint reset` to take the missing part from the source again",
         )
     position = _position(tail, head, checkpoint, logged_to)
-    return Resume(position, tail.batch, repeats_to(position, logged_to))
+    return Resume(position, tail.batch, repeats_to(position, logged_to), rows=tail.rows)
 
 
 def _position(tail: Tail, head: Head | None, checkpoint: Checkpoint | None, logged_to: str | None) -> str | None:

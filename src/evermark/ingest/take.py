@@ -133,7 +133,7 @@ class Taker:
         begun = Checkpoint(position, tail.batch, self.epoch)
         self._saver.save_first(partition, begun, is_away=away is not None)
         self._saver.to_confirm(partition)  # its predecessor did
-        return Resume(position, found.batch, found.repeats_to, away)
+        return replace(found, position=position, without_checkpoint=away)
 
     def _stored(self, partition: int) -> tuple[Mapping[int, Checkpoint], EvermarkError | None]:
         """The checkpoints by partition; or, while the store is away, why they cannot be read. `partition`: one of those

@@ -44,11 +44,11 @@ class DeltaLog:
     def tail(self, partition: int) -> Tail:
         self._catch_up()
         epoch, batch = self._tail(partition)
-        return Tail(batch, epoch, self._end(partition, batch))
+        return self._noted(partition, batch, epoch)
 
-    def _end(self, partition: int, batch: int) -> str | None:
+    def _noted(self, partition: int, batch: int, epoch: int) -> Tail:
         note = self._note(partition, batch) if batch else None
-        return note.end if note else None
+        return Tail(batch, epoch, note.end, note.rows) if note else Tail(batch, epoch, None)
 
     def fence(self, partition: int, epoch: int) -> Tail:
         return self.fence_all([partition], epoch)[partition]
@@ -69,7 +69,7 @@ class DeltaLog:
             wanted = {app_id(p): pack(epoch, batch) for p, (other, batch) in found.items() if other != epoch}
             if (not wanted or self._try_commit(wanted, (), FenceNote(len(wanted)))) and self._has_all_columns():
                 break
-        return {p: Tail(batch, epoch, self._end(p, batch)) for p, (_, batch) in found.items()}
+        return {p: self._noted(p, batch, epoch) for p, (_, batch) in found.items()}
 
     def commit(self, append: Append) -> None:
         mine = (append.epoch, append.batch)

@@ -35,6 +35,7 @@ class Tail:
     batch: int
     epoch: int
     end: str | None
+    rows: int | None = field(default=None, compare=False)  # of its batch, where that is known
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ class MemoryLog:
             return
         require_tail((tail.epoch, tail.batch), append, "memory")
         self.commits.append(append)
-        self._tails[append.partition] = Tail(append.batch, append.epoch, append.end)
+        self._tails[append.partition] = Tail(append.batch, append.epoch, append.end, append.rows)
         failpoint.hit("log.committed")
 
     def sync(self) -> int:

@@ -56,6 +56,7 @@ class Scene:
         self.outcomes: list[Failures] = []
         self.during: Callable[[Any], object] = lambda on_taken: None
         self.readings: list[tuple[float, list[int]]] = []
+        self.rows_logged: int | None = None
         self.stopped: list[int] = []
         self.said: list[str] = []
         self.epochs: list[int] = []
@@ -99,6 +100,7 @@ class Scene:
         self, plan: ReadPlan, taker: Taker, on_taken: Callable[[Taken], None], ends: Sequence[Wake]
     ) -> Steps[Failures]:
         self.readings.append((self.runtime.monotonic(), sorted(plan.starts)))
+        self.rows_logged = plan.rows_logged
         if 0 in plan.starts and len(self.readings) > 1:
             self.during(on_taken)
         yield Pause(1.0 if self.outcomes else 1e9, tuple(ends))
@@ -323,6 +325,15 @@ def test_an_owner_whose_loop_hangs_loses_its_lease_and_one_that_waits_does_not()
             scene.begin = partial(_hang, scene)
         scene.run(2 * PATIENT_S)  # the log is read where it hangs, which may take long
         assert scene.said.count("lease let go of") == len(told) == hangs
+
+
+@pytest.mark.parametrize(("rows", "logged"), [((3, 4), 7), ((3, None), 3), ((None, None), None)])
+def test_how_much_was_taken_last_is_told_to_who_reads(rows: tuple[int | None, ...], logged: int | None) -> None:
+    """GIVEN what the log says of the last batches THEN it is known, as far as it is said, how much there may be."""
+    scene = Scene()
+    scene.begin = lambda partition: Resume("5", 1, rows=rows[partition])
+    scene.run(1.0)
+    assert scene.readings and scene.rows_logged == logged
 
 
 @pytest.mark.parametrize("slow", ["begin", "newest"])

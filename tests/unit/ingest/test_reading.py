@@ -129,6 +129,7 @@ class Read:
         self.log = MemoryLog()
         self.runtime = Threads()
         self.progress = Progress()
+        self.rows_logged: int | None = None
         self.of = ReadFrom("numbers", source, str(folder))
         self.reading = SourceReading(
             self.of,
@@ -148,7 +149,7 @@ class Read:
         taker = Taker("numbers", 1, self.source, self.log, logged, MemoryHeads(), MemoryCheckpoints())
         taker.progress = self.progress
         starts = {p: position(0) for p in self.source.partitions()}
-        plan = ReadPlan(starts, dict.fromkeys(starts, 0), dict.fromkeys(starts))
+        plan = ReadPlan(starts, dict.fromkeys(starts, 0), dict.fromkeys(starts), self.rows_logged)
         over, give_up_at = self.runtime.wake(), time.monotonic() + 20
 
         def end() -> None:
@@ -269,6 +270,18 @@ def test_few_rows_of_several_partitions_are_read_here_and_many_by_tasks(
     assert read.beside == [2, 2, 2]  # 40, 40 and 10 rows
     assert not reads_beside(2, 9, beside_before=True) and not reads_beside(2, 19, beside_before=False)
     assert not reads_beside(1, None, beside_before=True)
+
+
+def test_who_begins_goes_by_what_the_log_took_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """GIVEN two partitions whose last batches were small WHEN a new owner begins THEN it needs no job of Spark for its
+    first batch; after a large one it does, and where nobody knows."""
+    monkeypatch.setattr(reading_module, "_BESIDE_ROWS", 20)
+    for rows_logged, beside in ((3, []), (20, [2]), (None, [2])):
+        (tmp_path / str(rows_logged)).mkdir()
+        read = Read(tmp_path / str(rows_logged), Numbers(3, 3))
+        read.rows_logged = rows_logged
+        assert read.run(6) == {}
+        assert read.beside == beside
 
 
 def test_one_partitions_failure_is_not_the_others(tmp_path: Path) -> None:

@@ -46,6 +46,7 @@ class LogContract:
             log.commit(append([make_file(partition, batch)], batch, partition=partition))
         assert log.tail(0) == Tail(3, 1, "000003")
         assert log.tail(1) == Tail(1, 1, "000001")
+        assert [log.tail(p).rows for p in (0, 1, 2)] == [1, 1, None]
         assert rows() == [(0, 1), (0, 2), (0, 3), (1, 1)]
 
     def test_a_batch_may_have_several_files(
