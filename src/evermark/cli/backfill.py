@@ -60,7 +60,8 @@ def backfill(
         if copying is None:
             raise ConfigError(
                 f"source {chosen} cannot be copied from",
-                hint="this is for sources of type postgres in mode: tables, and of type mongo",
+                hint="this is for sources of type postgres in mode: tables, and of type mongo; of a replica each table"
+                " is copied once, with `start: copy` in the file",
             )
         streams = _streams(copying, table or [])
         if not streams:

@@ -300,24 +300,36 @@ def encoded(rows: pa.Table) -> bytes:
 
 def decoded(table: Table, manifest: Manifest, number: int, data: bytes) -> pa.Table:
     """The rows of a chunk that a peer sent; refused unless it is what the manifest says, and fits the table."""
-    wanted = _undamaged(manifest, number, data)
+    return decoded_chunk(table, manifest.id, number, manifest.chunks[number], data)
+
+
+def decoded_chunk(table: Table, snapshot: str, number: int, wanted: Chunk, data: bytes) -> pa.Table:
+    """As `decoded`, for who has not kept the manifest, but only what it says of this chunk. Live rows come first."""
+    if not _is_as_said(wanted, data):
+        raise _damaged(snapshot, number)
     try:
         found = pq.read_table(pa.BufferReader(data)).select(schema_of(table).names).cast(schema_of(table))
     except (pa.ArrowException, KeyError) as error:
-        raise FormatError(f"chunk {number} of {manifest.id} cannot be read: {error}", hint="see the peer") from None
+        raise FormatError(f"chunk {number} of {snapshot} cannot be read: {error}", hint="see the peer") from None
     if found.num_rows != wanted.rows:
-        raise FormatError(f"chunk {number} of {manifest.id} has {found.num_rows} rows", hint="make a new snapshot")
+        raise FormatError(f"chunk {number} of {snapshot} has {found.num_rows} rows", hint="make a new snapshot")
     return checked(table, found, "the peer is damaged")
 
 
-def _undamaged(manifest: Manifest, number: int, data: bytes) -> Chunk:
+def _undamaged(manifest: Manifest, number: int, data: bytes) -> None:
     if not _is_undamaged(manifest, number, data):
-        raise FormatError(f"chunk {number} of the snapshot {manifest.id} is damaged", hint="it is asked for again")
-    return manifest.chunks[number]
+        raise _damaged(manifest.id, number)
+
+
+def _damaged(snapshot: str, number: int) -> FormatError:
+    return FormatError(f"chunk {number} of the snapshot {snapshot} is damaged", hint="it is asked for again")
 
 
 def _is_undamaged(manifest: Manifest, number: int, data: bytes) -> bool:
-    wanted = manifest.chunks[number]
+    return _is_as_said(manifest.chunks[number], data)
+
+
+def _is_as_said(wanted: Chunk, data: bytes) -> bool:
     return len(data) == wanted.size and hashlib.sha256(data).hexdigest() == wanted.digest
 
 

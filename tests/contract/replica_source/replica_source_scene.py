@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import sqlite3
 from collections.abc import Iterator
@@ -51,9 +52,20 @@ class Node:
 
 
 class SourceScene:
-    """`north` is read; `south` is another node, that north meets when it is told to."""
+    """`north` is read; `south` is another node, that north meets when it is told to.
 
-    def __init__(self, folder: Path, dsn: str, state: State, stack: ExitStack, north: str | None = None) -> None:
+    `before`: what is written into north's table before it is replicated.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        dsn: str,
+        state: State,
+        stack: ExitStack,
+        north: str | None = None,
+        before: tuple[str, ...] = (),
+    ) -> None:
         self._dsn, self._state, self._stack, key = dsn, state, stack, new_key()
         self.files = {name: folder / f"{name}.db" for name in ("north", "south")}
         for name, path in self.files.items():
@@ -61,6 +73,7 @@ class SourceScene:
                 with closing(sqlite3.connect(path)) as connection:
                     connection.execute(TABLE)
         self._north = north
+        self.write("north", *before)
         stores = {"north": north or str(self.files["north"]), "south": str(self.files["south"])}
         self.nodes = {
             name: Node(folder, name, store, tuple({"north", "south", "reader"} - {name}), key)
@@ -100,6 +113,17 @@ class SourceScene:
         made: ReplicaTables = pickle.loads(pickle.dumps(ReplicaTables(self.target, plans)))
         self._stack.callback(made.close)
         return made
+
+    def table(self, name: str = "north") -> dict[str, dict[str, Any]]:
+        """The rows of a node as they are, by key."""
+        asked = "select id, what, amount from orders"
+        if name == "north" and self._north is not None:
+            with psycopg.connect(self._north) as there:
+                rows = there.execute(asked).fetchall()
+        else:
+            with closing(sqlite3.connect(self.files[name], timeout=30)) as connection:
+                rows = connection.execute(asked).fetchall()
+        return {str(row[0]): dict(zip(("id", "what", "amount"), row, strict=True)) for row in rows}
 
     def forget_plan(self) -> None:
         with self._state.connection() as conn:
@@ -160,11 +184,18 @@ class Pipeline:
                 self.start()
         raise AssertionError("this does not come to an end")
 
+    def implied(self) -> dict[str, dict[str, Any]]:
+        """The rows that the newest event of each key tells."""
+        newest = {row["key"]: row for row in self.rows}
+        return {key: json.loads(row["payload"]) for key, row in newest.items() if row["op"] != "delete"}
+
     def taken(self) -> list[tuple[str, int]]:
         return [(row["origin"], row["origin_seq"]) for row in self.rows]
 
 
 @contextmanager
-def source_scene(folder: Path, server: PostgresServer, north: str | None = None) -> Iterator[SourceScene]:
+def source_scene(
+    folder: Path, server: PostgresServer, north: str | None = None, before: tuple[str, ...] = ()
+) -> Iterator[SourceScene]:
     with fresh_state(server.dsn()) as state, ExitStack() as stack:
-        yield SourceScene(folder, server.dsn(), state, stack, north)
+        yield SourceScene(folder, server.dsn(), state, stack, north, before)

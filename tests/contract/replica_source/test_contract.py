@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import psycopg
 import pytest
@@ -42,6 +43,14 @@ class TestReplicaOnSqlite(em.testing.SourceContract):
     def planned_anew(self, on_sqlite: SourceScene) -> None:
         on_sqlite.forget_plan()
         self.source = on_sqlite.source()
+
+
+class TestReplicaThatIsCopied(em.testing.SourceContract):
+    @pytest.fixture(autouse=True)
+    def planned_anew(self, on_sqlite: SourceScene) -> None:
+        on_sqlite.forget_plan()
+        self.source = on_sqlite.source()
+        self.source.target = replace(self.source.target, copies=True)
 
 
 class TestReplicaOnPostgres(em.testing.SourceContract):

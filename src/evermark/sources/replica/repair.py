@@ -14,16 +14,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from evermark.errors import GapError
-from evermark.event import Op, taken_batch
+from evermark.event import taken_batch
 from evermark.replicas.client import HttpPeer
-from evermark.replicas.columns import images_of
 from evermark.replicas.exchange import Manifest, Standing
-from evermark.replicas.ranges import Held, union
+from evermark.replicas.ranges import union
 from evermark.replicas.snapshots import decoded, verified
 from evermark.replicas.values import Table
 from evermark.sources.base import Gap, Repair, Slice
-from evermark.sources.replica.plan import JUMP, Plan, confirmed, number_of, position
-from evermark.sources.replica.rows import key_text, payload
+from evermark.sources.replica.copying import held_by_both
+from evermark.sources.replica.plan import JUMP, Plan, all_copied, confirmed, number_of, position
+from evermark.sources.replica.rows import record_columns
 from evermark.sources.replica.state import Plans
 from evermark.sources.replica.target import ReplicaTarget
 
@@ -40,7 +40,7 @@ class SnapshotGap(Gap):
     def __init__(self, dial: Dial, tables: Mapping[str, Table], manifests: Mapping[str, Manifest], end: int) -> None:
         self._dial, self._tables, self._manifests, self._end = dial, tables, manifests, end
         self.pieces = tuple(
-            Slice(0, "", self.position, {"table": table, "chunk": str(number)})
+            Slice(0, "", self.position, {"stream": table, "chunk": str(number)})
             for table, manifest in sorted(manifests.items())
             for number in range(len(manifest.chunks))
         )
@@ -56,23 +56,15 @@ class SnapshotGap(Gap):
         return pa.array([position(self._end + first + number) for number in range(count)])
 
     def read(self, piece: Slice) -> Iterator[pa.RecordBatch]:
-        table, number = self._tables[piece.detail["table"]], int(piece.detail["chunk"])
+        table, number = self._tables[piece.detail["stream"]], int(piece.detail["chunk"])
         manifest = self._manifests[table.name]
         with closing(self._dial()) as peer:
             rows = decoded(table, manifest, number, peer.chunk(manifest.id, number))
         live = rows.filter(pc.invert(rows["is_deleted"]))
         for at in range(0, live.num_rows, _BATCH_ROWS):
-            images = images_of(table, live.slice(at, _BATCH_ROWS))
-            count = len(images)
-            columns: dict[str, object] = {
-                "event_id": [""] * count,
-                "position": [""] * count,
-                "stream": [table.name] * count,
-                "key": [key_text(table, record) for record in images],
-                "op": [Op.READ.value] * count,
-                "payload": [payload(table, image) for image in images.values()],
-            }
-            yield taken_batch(columns, count)
+            some = live.slice(at, _BATCH_ROWS)
+            nowhere = {"event_id": [""] * some.num_rows, "position": [""] * some.num_rows}
+            yield taken_batch({**record_columns(table, some), **nowhere}, some.num_rows)
 
 
 class SnapshotRepair(Repair):
@@ -98,13 +90,15 @@ class SnapshotRepair(Repair):
             tables = {name: standing.hello.tables[name] for name in self._target.tables}
             manifests: dict[str, Manifest] = {}
             for name, table in tables.items():
-                covering = _both(logged.done.get(name, {}), standing.hello.said.held.get(name, {}))
+                covering = held_by_both(logged.done.get(name, {}), standing.hello.said.held.get(name, {}))
                 manifests[name] = verified(peer.snapshot(name, covering=covering), table)
         # An earlier try may have logged rows before the place where it meant to go on.
         tried = plan.end if plan.pending is None else plan.pending.start
         end = max(plan.end, tried, number_of(left_at) if left_at is not None else 0)
         done = {name: union(logged.done.get(name, {}), manifest.held) for name, manifest in manifests.items()}
-        following = Plan(self._fresh_origin(), end + JUMP, done)
+        # The log has all rows then: what was left to copy is among them.
+        copies = all_copied({*self._target.copied, *plan.copies})
+        following = Plan(self._fresh_origin(), end + JUMP, done, copies=copies)
 
         def with_pending(plan: Plan | None) -> Plan:
             return replace(plan or Plan(self._fresh_origin()), pending=following)
@@ -128,8 +122,3 @@ class SnapshotRepair(Repair):
     def abandon(self) -> None: ...
 
     def close(self) -> None: ...
-
-
-def _both(one: Held, other: Held) -> Held:
-    """What the log has and the peer, too: after a restore it may lack some, and cannot put that into a snapshot."""
-    return {origin: ranges & other[origin] for origin, ranges in one.items() if origin in other}

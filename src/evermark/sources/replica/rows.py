@@ -11,8 +11,10 @@ from typing import Any
 import pyarrow as pa
 
 from evermark.event import Op, taken_batch
+from evermark.replicas.columns import images_of
 from evermark.replicas.event import Event, Image, Operation
 from evermark.replicas.values import Kind, Table
+from evermark.sources.copies import row_ids
 from evermark.sources.replica.plan import position
 
 _OPS = {Operation.CREATE: Op.INSERT, Operation.UPDATE: Op.UPDATE, Operation.DELETE: Op.DELETE}
@@ -35,6 +37,32 @@ def batch_of(table: Table, events: Sequence[Event], at: int) -> pa.RecordBatch:
     return taken_batch(columns, len(events))
 
 
+def copied_batch(table: Table, live: pa.Table, copy: str, at: int, made_ms: int) -> pa.RecordBatch:
+    """Rows of a snapshot that follow each other from position `at` on, as a copy tells them. Of a row's version the log
+    has what it has of events: the origin and the number of the change that made the row as it is."""
+    records, rows = record_columns(table, live), live.num_rows
+    columns = {
+        **records,
+        "event_id": row_ids(copy, table.name, pa.array(records["key"], pa.string())),
+        "position": [position(at + number) for number in range(rows)],
+        "origin": live["origin_node_id"],
+        "origin_seq": live["origin_seq"],
+        "event_time": [_time(made_ms)] * rows,
+    }
+    return taken_batch(columns, rows)
+
+
+def record_columns(table: Table, live: pa.Table) -> dict[str, Any]:
+    """Of rows of a snapshot, as they are."""
+    images = images_of(table, live)
+    return {
+        "stream": [table.name] * len(images),
+        "key": [key_text(table, record) for record in images],
+        "op": [Op.READ.value] * len(images),
+        "payload": [payload(table, image) for image in images.values()],
+    }
+
+
 def _time(timestamp_ms: int) -> datetime | None:
     try:
         return datetime.fromtimestamp(timestamp_ms / 1000, UTC)
@@ -43,7 +71,8 @@ def _time(timestamp_ms: int) -> datetime | None:
 
 
 def payload(table: Table, image: Image) -> str:
-    return _json({column: value_of(table.columns[column], text) for column, text in image.items()})
+    """By name, as events have them: rows of a snapshot are compared with what events told, as texts."""
+    return _json({column: value_of(table.columns[column], text) for column, text in sorted(image.items())})
 
 
 def key_text(table: Table, record: str) -> str:

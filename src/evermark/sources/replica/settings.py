@@ -47,6 +47,7 @@ class ReplicaSourceSettings(SourceConfig):
     tables: Annotated[
         tuple[Annotated[str, Field(pattern=f"^{TABLE.pattern}$")], ...], Field(min_length=1, max_length=_TABLES_MAX)
     ]
+    start: Literal["oldest", "copy"] = "oldest"
 
     def sealed(self, box: SecretBox) -> Self:
         if isinstance(self.key, Sealed):
@@ -55,10 +56,11 @@ class ReplicaSourceSettings(SourceConfig):
 
     def target(self) -> ReplicaTarget:
         key = self.key if isinstance(self.key, Sealed) else Plain(self.key.reveal())
-        return ReplicaTarget(self.url, self.cluster, self.node, self.peer, key, tuple(sorted(set(self.tables))))
+        tables = tuple(sorted(set(self.tables)))
+        return ReplicaTarget(self.url, self.cluster, self.node, self.peer, key, tables, self.start == "copy")
 
     def streams_named(self) -> frozenset[str]:
         return frozenset(self.tables)
 
     def listed(self) -> dict[str, Any]:
-        return {"peer": self.peer, "url": self.url, "tables": sorted(self.tables)}
+        return {"start": self.start, "peer": self.peer, "url": self.url, "tables": sorted(self.tables)}

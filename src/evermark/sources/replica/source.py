@@ -12,12 +12,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import astuple, replace
+from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pyarrow as pa
 import structlog
 
+from evermark import failpoint
 from evermark.errors import BusyError, ConflictError, DeniedError, SetupError
 from evermark.event import Seen
 from evermark.replicas.auth import Party
@@ -28,8 +30,9 @@ from evermark.replicas.members import Said
 from evermark.replicas.ranges import Held, Ranges, union
 from evermark.replicas.values import Table
 from evermark.secrets import Hidden, Secret
-from evermark.sources.base import Limit, Repair, Slice, Source, Untaken
+from evermark.sources.base import Condition, Limit, Repair, Slice, Source, Untaken
 from evermark.sources.replica import plan as planning
+from evermark.sources.replica.copying import lost_snapshots, rows_of, snapshot_for
 from evermark.sources.replica.plan import Part, Plan, number_of, position
 from evermark.sources.replica.repair import SnapshotRepair
 from evermark.sources.replica.rows import batch_of
@@ -44,6 +47,7 @@ _GLANCE_S = 3.0  # who only looks waits no longer for the peer
 _TELL_S = 5.0  # the peer is told how far the log is no oftener than that
 _BATCH_EVENTS = 100_000
 _SLICE_EVENTS = 20_000
+_COPY_AGAIN_S = 5.0
 
 
 def open_plans(dsn: Hidden, schema: str, source: str) -> Plans:
@@ -62,7 +66,7 @@ class ReplicaTables(Source):
         self.target, self._open_plans, self._epoch = target, plans, epoch
         self._plans: Plans | None = None
         self._opening = threading.Lock()
-        self._told_at = 0.0
+        self._told_at = self._copied_from = 0.0
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.target, self._open_plans, self._epoch)
@@ -108,7 +112,7 @@ class ReplicaTables(Source):
             number_of(text)
         standing, plan = self.standing(), self.plans.load() if resume else None
         if plan is not None:
-            self._check_floors(planning.with_tables(plan, self.target.tables, standing.floors), standing)
+            self._check_floors(planning.with_tables(plan, self._uncopied, standing.floors), standing)
 
     def owned(self, epoch: int) -> None:
         self._epoch = epoch
@@ -117,14 +121,14 @@ class ReplicaTables(Source):
         """Take the plan up where the log ends. If it does not lead there, State was lost or the checkpoint set back:
         all that the peer has is planned anew, and compared with the log."""
         start, standing = number_of(position), self.standing()
-        tables, held = self.target.tables, standing.hello.said.held
+        tables, held, lost = self._uncopied, standing.hello.said.held, self._lost_from(start, standing)
 
         def taken_up(plan: Plan | None) -> Plan:
             if plan is None and start == 0:
                 return planning.begun(self._fresh_origin(), tables, standing.floors)
             if plan is None or not plan.start <= start <= plan.end:
-                return planning.anew(self._fresh_origin(), start, tables)
-            plan = planning.with_tables(planning.without_vanished(plan, start, held), tables, standing.floors)
+                return planning.anew(self._fresh_origin(), start, self.target.tables, self.target.copied)
+            plan = planning.with_tables(planning.without_vanished(plan, start, held, lost), tables, standing.floors)
             if plan.origin in standing.hello.said.evicted:  # it was silent for too long
                 plan = replace(plan, origin=self._fresh_origin())
             return plan
@@ -135,27 +139,85 @@ class ReplicaTables(Source):
         self._check_floors(plan, standing)
         self._tell(plan, standing)
 
+    @property
+    def _uncopied(self) -> tuple[str, ...]:
+        """The tables that are read from their oldest events on; others from a snapshot on, once there is one."""
+        return () if self.target.copies else self.target.tables
+
+    def _begun(self, plan: Plan) -> list[str]:
+        return [table for table in self.target.tables if table in plan.done]
+
+    def _lost_from(self, start: int, standing: Standing) -> set[str]:
+        """Snapshots that cannot be read on there. All chunks of the next batch are looked at: one of them may be there
+        while the next is gone, and the batch would fail for ever."""
+        plan = self.plans.load()
+        if plan is None or not plan.start <= start <= plan.end:
+            return set()
+        parts = plan.between(start, min(plan.end, start + _BATCH_EVENTS))
+        if all(part.chunk is None for part in parts):
+            return set()
+        with closing(self.peer()) as peer:
+            return lost_snapshots(peer, standing.hello.tables, parts)
+
     def _fresh_origin(self) -> str:
         return new_origin(self.target.node, now_ms(), secrets.token_hex(4))
 
     def _check_floors(self, plan: Plan, standing: Standing) -> None:
         held = standing.hello.said.held
-        planning.check_floors(self.target.peer, plan, self.target.tables, held, standing.floors)
+        planning.check_floors(self.target.peer, plan, self._begun(plan), held, standing.floors)
 
     def latest(self, after: Mapping[int, str], limit: Limit) -> dict[int, str]:
         if not after:
             return {}
         start, deadline = number_of(after[_PARTITION]), time.monotonic() + limit.wait_s
-        plan = self.plans.load()
+        plan = self._with_copies(self.plans.load(), start)
         while True:
             if plan is not None and self._led(plan, start).end > start:
-                return {_PARTITION: position(min(plan.end, start + min(limit.rows_max, _BATCH_EVENTS)))}
+                return {_PARTITION: position(plan.batch_end(start, min(limit.rows_max, _BATCH_EVENTS)))}
             plan = self._led(self._grown(self.standing(), start), start)
             if plan.end <= start:
                 left = deadline - time.monotonic()
                 if left <= 0:
                     return dict(after)
                 time.sleep(min(_LOOK_S, left))
+
+    def _with_copies(self, plan: Plan | None, start: int) -> Plan | None:
+        """With the rows of the next table that is to be copied and was not planned yet: the peer need not keep all
+        snapshots until the last is read. If it cannot make one now it is asked again after a while, and others go on.
+        """
+        wanted = planning.uncopied(plan, self.target.copied)
+        if (plan is None and start) or not wanted or time.monotonic() < self._copied_from:
+            return plan
+        if plan is not None:
+            self._led(plan, start)
+        for table in wanted:
+            if plan is not None and plan.rows_left(start):
+                break
+            try:
+                plan = self._with_copy(table, plan)
+            except BusyError as error:
+                self._copied_from = time.monotonic() + _COPY_AGAIN_S
+                log.warning("replica_copy_waits", peer=self.target.peer, table=table, error=error)
+        return plan
+
+    def _with_copy(self, table: str, plan: Plan | None) -> Plan:
+        standing = self.standing()
+        with closing(self.peer()) as peer:
+            held = standing.hello.said.held.get(table, {})
+            manifest = snapshot_for(peer, standing.hello.tables[table], plan, held)
+
+        def copied(now: Plan | None) -> Plan:
+            if now is None and plan is not None:
+                raise ConflictError("the plan is gone from State", hint="it is planned anew at the next start")
+            now = now or planning.begun(self._fresh_origin(), self._uncopied, standing.floors)
+            self._check_floors(now, standing)
+            return planning.with_copy(now, manifest, secrets.token_hex(8))
+
+        found = self.plans.change(self._epoch, copied)
+        failpoint.hit("copy.planned")
+        rows = sum(chunk.rows for chunk in manifest.chunks)
+        log.info("replica_copy_planned", peer=self.target.peer, table=table, snapshot=manifest.id, rows=rows)
+        return found
 
     def _led(self, plan: Plan, start: int) -> Plan:
         """The plan, if it is ours and leads on from there."""
@@ -164,7 +226,7 @@ class ReplicaTables(Source):
         return plan
 
     def _grown(self, standing: Standing, start: int) -> Plan:
-        tables, held = self.target.tables, standing.hello.said.held
+        held = standing.hello.said.held
 
         def grown(plan: Plan | None) -> Plan:
             if plan is None and start:
@@ -172,9 +234,9 @@ class ReplicaTables(Source):
                     f"the plan that led to {start} is gone from State",
                     hint="what is there is planned anew at the next start",
                 )
-            plan = plan or planning.begun(self._fresh_origin(), tables, standing.floors)
+            plan = plan or planning.begun(self._fresh_origin(), self._uncopied, standing.floors)
             self._check_floors(plan, standing)
-            return planning.grown(plan, tables, held)
+            return planning.grown(plan, self._begun(plan), held)
 
         return self.plans.change(self._epoch, grown)
 
@@ -182,9 +244,8 @@ class ReplicaTables(Source):
         plan, first, last = self._plan(), number_of(start), number_of(end)
         planning.check_owner(plan, self._epoch)
         found = []
-        for at in range(first, last, _SLICE_EVENTS):
-            upto = min(last, at + _SLICE_EVENTS)
-            parts = [astuple(part) for part in plan.between(at, upto)]
+        for at, upto in pairwise(plan.cuts(first, last, _SLICE_EVENTS)):
+            parts = [[part.at, part.as_json()] for part in plan.between(at, upto)]
             detail = {"origin": plan.origin, "parts": json.dumps(parts)}
             found.append(Slice(partition, position(at), position(upto), detail))
         return found
@@ -198,9 +259,12 @@ class ReplicaTables(Source):
     def read(self, piece: Slice) -> Iterator[pa.RecordBatch]:
         tables = self.standing().hello.tables
         with closing(self.peer(tables)) as peer:
-            for values in json.loads(piece.detail["parts"]):
-                part = Part(*values)
-                yield from self._read_part(peer, tables[part.table], piece.detail["origin"], part)
+            for at, values in json.loads(piece.detail["parts"]):
+                part = Part.from_json(at, values)
+                if part.chunk is not None:
+                    yield from rows_of(peer, tables[part.table], part, part.chunk)
+                else:
+                    yield from self._read_part(peer, tables[part.table], piece.detail["origin"], part)
 
     def _read_part(self, peer: HttpPeer, table: Table, origin: str, part: Part) -> Iterator[pa.RecordBatch]:
         wanted = {part.origin: Ranges(((part.first, part.last),))}
@@ -252,10 +316,16 @@ class ReplicaTables(Source):
         if plan is not None and plan.end > start:
             return {_PARTITION: Untaken(position(plan.end))}
         standing = self.standing(_GLANCE_S)
-        plan = plan or planning.begun("", self.target.tables, standing.floors)
+        plan = plan or planning.begun("", self._uncopied, standing.floors)
         found = planning.unplanned(plan, self.target.tables, standing.hello.said.held)
         count = sum(ranges.count for held in found.values() for ranges in held.values())
+        count += len(planning.uncopied(plan, self.target.copied))  # nobody knows how many rows
         return {_PARTITION: Untaken(position(start + count))} if count else {}
+
+    def condition(self) -> Condition:
+        """How many rows are still to be copied; before their snapshot is made, nobody knows."""
+        plan = self.plans.load() if self.target.copies else None
+        return Condition() if plan is None else Condition({"copy_rows_left": float(plan.rows_left())})
 
     def repair(self, partition: int) -> Repair:
         return SnapshotRepair(self.target, self.plans, self.peer, self._fresh_origin, self._tell, self._epoch)

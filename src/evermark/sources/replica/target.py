@@ -17,3 +17,8 @@ class ReplicaTarget:
     peer: str
     key: Hidden
     tables: tuple[str, ...]
+    copies: bool = False  # whether the rows of a table come first
+
+    @property
+    def copied(self) -> tuple[str, ...]:
+        return self.tables if self.copies else ()
