@@ -267,14 +267,19 @@ class SimWorks:
         raise NotImplementedError("no slot can be lost here")
 
     def read(
-        self, plan: ReadPlan, taker: Taker, on_taken: Callable[[Taken], None], ends: Sequence[Wake]
+        self,
+        plan: ReadPlan,
+        taker: Taker,
+        on_taken: Callable[[Taken], None],
+        ends: Sequence[Wake],
+        cuts: Sequence[Wake],
     ) -> Steps[Mapping[int, EvermarkError]]:
         assert isinstance(taker, SimTaker)
         limit = Limit(rows_max=self._world.scenario.rows_max)
         pieces = SimPieces(self._instance, self._name, self.source, self.log, taker, tuple(plan.starts))
         reading = SourceReading(pieces, limit, self._instance.runtime)
-        failed = yield from reading.steps(plan, taker, on_taken, ends)
-        if not any_set(ends):
+        failed = yield from reading.steps(plan, taker, on_taken, ends, cuts)
+        if not any_set((*ends, *cuts)):
             pieces.require_all_tried()
         return failed
 

@@ -21,9 +21,11 @@ _follow = DeliveryOwner._follow
 _repeated = DeliveryOwner._repeated
 
 
-def _reads_on(self: SourceOwner, taker: Taker, active: Sequence[int], ends: Sequence[Wake]) -> Any:
-    ending, stopping, _lost, *others = ends
-    return _read(self, taker, active, (ending, stopping, *others))
+def _reads_on(
+    self: SourceOwner, taker: Taker, active: Sequence[int], ends: Sequence[Wake], cuts: Sequence[Wake]
+) -> Any:
+    ending, _lost, *others = cuts
+    return _read(self, taker, active, ends, (ending, *others))
 
 
 def _follows_on(self: DeliveryOwner, follower: Follower, ends: tuple[Wake, ...]) -> None:

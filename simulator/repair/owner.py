@@ -32,14 +32,19 @@ class RepairWorks(SimWorks):
         self.source = ModelOutbox(world.server.place, server, world.server, instance, baton.sleep, lambda: baton.now)
 
     def read(
-        self, plan: ReadPlan, taker: Taker, on_taken: Callable[[Taken], None], ends: Sequence[Wake]
+        self,
+        plan: ReadPlan,
+        taker: Taker,
+        on_taken: Callable[[Taken], None],
+        ends: Sequence[Wake],
+        cuts: Sequence[Wake],
     ) -> Steps[Mapping[int, EvermarkError]]:
         with self._repaired.judged():
             for partition, position in plan.starts.items():
                 self._repaired.reading_begins(partition, position)
         self._repaired.reading[self._instance.name] = set(plan.starts)
         try:
-            return (yield from super().read(plan, taker, on_taken, ends))
+            return (yield from super().read(plan, taker, on_taken, ends, cuts))
         finally:
             del self._repaired.reading[self._instance.name]
 

@@ -23,6 +23,25 @@ from tests.forked import ForkedCommands
 Stage.commands = ForkedCommands()
 
 
+class OwnSourceStage(Stage):
+    """A deployment with a source of a user's own (own_sources.py), read from its beginning."""
+
+    source = "numbers"
+    count = 50
+
+    def __init__(self, folder: Path, kind: str) -> None:
+        super().__init__(folder, {"one": None}, one="from: beginning")
+        self.kind = kind
+
+    def settings(self) -> str:
+        (self.folder / "count").write_text(str(self.count))
+        self.env["PYTHONPATH"] = f"{Path(__file__).parent}:{self.env.get('PYTHONPATH', '')}"
+        return f'{{type: "own_sources:{self.kind}", options: {{folder: "{self.folder}"}}}}'
+
+    def committed(self) -> list[str]:
+        return [f"n-{n}" for n in range(self.count)]
+
+
 class SharedShop(ReplayScene):
     """A shop with three receivers: `one` accepts, `flaky` answers as a test says, `bundled` takes 20 at a time."""
 

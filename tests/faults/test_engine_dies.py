@@ -5,29 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from evermark.testing.chaos_engine import killed, resumed_s, spark_processes
-from evermark.testing.pipeline import PATIENCE_S, Stage
+from evermark.testing.pipeline import PATIENCE_S
 from evermark.testing.until import until
-from tests.faults.conftest import SharedShop
-
-
-class NumbersStage(Stage):
-    """A deployment with a user's own source (quitting_source.py)."""
-
-    source = "numbers"
-    count = 50
-
-    def settings(self) -> str:
-        (self.folder / "count").write_text(str(self.count))
-        self.env["PYTHONPATH"] = f"{Path(__file__).parent}:{self.env.get('PYTHONPATH', '')}"
-        return f'{{type: "quitting_source:Quitting", options: {{folder: "{self.folder}"}}}}'
-
-    def committed(self) -> list[str]:
-        return [f"n-{n}" for n in range(self.count)]
+from tests.faults.conftest import OwnSourceStage, SharedShop
 
 
 def test_a_thread_that_ends_is_noticed_and_its_work_goes_on(tmp_path: Path) -> None:
     """GIVEN a source that exits in the thread that reads it WHEN that happens THEN all is started again, loudly."""
-    with NumbersStage(tmp_path, {"one": None}, one="from: beginning") as stage:
+    with OwnSourceStage(tmp_path, "Quitting") as stage:
         instance = stage.up()
         ledger = stage.check_complete()
         assert ledger.delivered == stage.count

@@ -13,6 +13,7 @@ from evermark.delivery.decide.shards import shard_of
 from evermark.testing.chaos_engine import resumed_s, spark_processes
 from evermark.testing.pipeline import PATIENCE_S, Scene, Writer
 from evermark.testing.until import until
+from tests.faults.conftest import OwnSourceStage
 
 
 class ShortLanes(Scene):
@@ -32,6 +33,28 @@ def test_lanes_are_renewed_while_events_flow(tmp_path: Path, pg_dsn: str) -> Non
             writer.finish()
         scene.check_complete()
         assert not instance.said("a lane ended")
+        assert instance.terminate() == 0
+
+
+class ShortLanesAndEnds(OwnSourceStage):
+    sections = """\
+spark: {lane: 2s}
+reliability: {shutdown: {flush_timeout: 1s, checkpoint_timeout: 1s}}
+"""
+
+
+def test_a_batch_that_takes_longer_than_a_lane_lives_is_read_once(tmp_path: Path) -> None:
+    """GIVEN lanes of two seconds WHEN a batch takes longer to read than a lane and its end THEN the lane waits for the
+    batch, beside the next lane, which goes on with delivery; the batch is read once, and each event is delivered."""
+    with ShortLanesAndEnds(tmp_path, "Lasting") as stage:
+        instance = stage.up()
+        until(lambda: instance.said("the lane ends when the batches under way are taken"), "a lane waits")
+        until(lambda: instance.text().count('"event": "delivering"') >= 2, "the next lane delivers")
+        (tmp_path / "go_on").touch()
+        ledger = stage.check_complete()
+        assert ledger.delivered == stage.count
+        assert (tmp_path / "reads").read_text() == f"{0:06d} {stage.count:06d}\n"
+        assert not instance.said("not ended in time")
         assert instance.terminate() == 0
 
 

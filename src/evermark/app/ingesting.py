@@ -139,7 +139,12 @@ class LaneWorks:
         return newest(self._reader, partitions, self.recoveries.past(self.name))
 
     def read(
-        self, plan: ReadPlan, taker: Taker, on_taken: Callable[[Taken], None], ends: Sequence[Wake]
+        self,
+        plan: ReadPlan,
+        taker: Taker,
+        on_taken: Callable[[Taken], None],
+        ends: Sequence[Wake],
+        cuts: Sequence[Wake],
     ) -> Steps[Mapping[int, EvermarkError]]:
         of = ReadFrom(self.name, self._source, str(self._folder))
         took = self.metrics.take_seconds.labels(self.name).observe
@@ -149,7 +154,7 @@ class LaneWorks:
             self._recent, gaps, self.newest, self._say_jump, self._rows_before, self.seats,
         )  # fmt: skip
         try:
-            return (yield from reading.steps(plan, taker, self._with_cache_shown(on_taken), ends))
+            return (yield from reading.steps(plan, taker, self._with_cache_shown(on_taken), ends, cuts))
         finally:
             # Reading that goes on with other partitions knows how much there is: its first batch needs no job of Spark.
             self._rows_before = reading.rows_before

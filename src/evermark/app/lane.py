@@ -7,6 +7,7 @@ begins where the work stands, not where the first attempt began. It ends when th
 from __future__ import annotations
 
 import gc
+import math
 import os
 import queue
 import sys
@@ -302,7 +303,7 @@ class _Lane:
             **{source_part(runner.name): runner for runner in self._sources},
         }
         self._begun: set[str] = set()
-        self._hurry = False
+        self._stop = self._hurry = False  # what the driver said last, while this lane ends
 
     def run(self) -> None:
         dead: list[str] = []
@@ -362,20 +363,20 @@ class _Lane:
                     return
             if renewed and self._delivery.drained():
                 self._pass_on()
-                self._shut_down()
+                self._shut_down(renewed=True)
                 return
-            hanging = [each.hangs for each in self._parts.values() if each.hangs is not None]
-            if hanging:
-                self._end_hanging(hanging[0])
-                return
+            self._end_if_hanging()
             dead += [f"the thread {part} ended" for part in self._begun if self._parts[part].join(0.0)]
         self._log.error("the lane ends, and is started again", reason=dead[0])
         raise EngineError(dead[0])
 
-    def _end_hanging(self, reason: str) -> None:
+    def _end_if_hanging(self) -> None:
         """Not in order: whatever is closed here may wait for the loop that hangs. What others had under way is begun
         again by the next attempt of this task, as after a crash.
         """
+        reason = next((each.hangs for each in self._parts.values() if each.hangs is not None), None)
+        if reason is None:
+            return
         self._log.error("the lane ends, and is started again", reason=reason, stack=_stacks())
         self._end.close()  # all of that is told first
         os._exit(_LOOP_HANGS)
@@ -401,7 +402,7 @@ class _Lane:
                 elif order == SHARE:
                     self._share.set(*parts)
                 elif order in (STOP, HURRY):
-                    self._hurry = order == HURRY
+                    self._stop, self._hurry = True, order == HURRY
                     return
             if time.monotonic() >= go_on_at:
                 for runner in left[:_PASSED_ON_AT_ONCE]:
@@ -409,18 +410,40 @@ class _Lane:
                 del left[:_PASSED_ON_AT_ONCE]
                 go_on_at = time.monotonic() + _PASS_ON_EVERY_S
 
-    def _shut_down(self) -> None:
-        """Stop consuming, flush, checkpoint, let go of the leases; told to hurry, do not wait."""
+    def _shut_down(self, *, renewed: bool = False) -> None:
+        """Stop consuming, flush, checkpoint, let go of the leases; told to hurry, do not wait.
+
+        A lane that is renewed waits for the batch of each source, however long that takes to read: cut off, the next
+        lane would read it again, and be cut off at the same place.
+        """
         times = self._end_times
         for runner in self._sources:
             runner.stop()
         until = time.monotonic() + times.flush_s + times.checkpoint_s
-        left = [runner.name for runner in self._sources if not self._joined(runner, until)]
+        left = [runner for runner in self._sources if not self._joined(runner, until)]
         self._delivery.stop()
         if not self._joined(self._delivery, time.monotonic() + times.flush_s):
             self._log.warning("delivery did not end in time; what it had not settled is delivered again")
+        if left and renewed and not self._hurry:
+            names = [runner.name for runner in left]
+            self._log.info("the lane ends when the batches under way are taken", sources=names)
+            left = self._left_after_batches(left)
         if left:
-            self._log.warning("not ended in time; the next start resumes from the checkpoint", sources=left)
+            names = [runner.name for runner in left]
+            self._log.warning("not ended in time; the next start resumes from the checkpoint", sources=names)
+
+    def _left_after_batches(self, left: Sequence[SourceRunner]) -> list[SourceRunner]:
+        """Wait until these sources have ended; told to stop meanwhile, for as long as an end may take. Returns those
+        that have not.
+        """
+        until = math.inf
+        while (waiting := [runner for runner in left if not runner.join(0.0)]) and time.monotonic() < until:
+            if self._hurried(_LOOK_EVERY_S):
+                return waiting
+            if self._stop and until == math.inf:
+                until = time.monotonic() + self._end_times.flush_s + self._end_times.checkpoint_s
+            self._end_if_hanging()
+        return waiting
 
     def _joined(self, runner: SourceRunner | DeliveryRunner, until: float) -> bool:
         while (left_s := until - time.monotonic()) > 0 and not self._hurried():
@@ -428,10 +451,12 @@ class _Lane:
                 return True
         return runner.join(0.0)
 
-    def _hurried(self) -> bool:
+    def _hurried(self, wait_s: float = 0.0) -> bool:
         """Whether the driver waits no longer. A part that this lane was to begin with is not begun any more."""
         with suppress(queue.Empty):
-            self._hurry = self._hurry or self._orders.get_nowait()[0] == HURRY
+            order = self._orders.get(timeout=wait_s)[0]
+            self._stop = self._stop or order == STOP
+            self._hurry = self._hurry or order == HURRY
         return self._hurry
 
 

@@ -6,7 +6,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from evermark.app.build import LaneParts
@@ -66,6 +66,7 @@ class _Submitted:
     began: float = 0.0
     heard_at: float = 0.0
     successor: _Submitted | None = None  # begins with each part that this lane lets go of
+    let_go: list[str] = field(default_factory=list)
 
 
 def shared_out(parts: LaneParts, limit: Limit, end: EndTimes, lanes: int, cores: int | None = None) -> list[LaneWork]:
@@ -214,13 +215,21 @@ class Lanes:
                 next_lane = self._submit(lane.work)
             if next_lane is not None and next_lane.ended.is_set():  # it failed before its turn
                 self._log.warning("the next lane did not start; this one goes on", error=next_lane.error)
-                next_lane, lane.began = None, time.monotonic()
+                # What this one has let go of already waits for another.
+                again_s = _BACKOFF_MAX_S if lane.let_go else self._lane_s
+                next_lane, lane.began = None, time.monotonic() - self._lane_s + again_s
             if next_lane is not None and next_lane.ready.is_set() and lane.successor is not next_lane:
-                lane.successor = next_lane
-                self._channel.tell(lane.name, RENEW)
+                self._renew(lane, next_lane)
         if lane.error is not None and next_lane is not None:
             self._log.error("a lane ended; the next takes over", error=lane.error)
         return next_lane or (lane if lane.error is not None else None)
+
+    def _renew(self, lane: _Submitted, next_lane: _Submitted) -> None:
+        """Have a lane let go of its parts, and the next lane begin with them."""
+        lane.successor = next_lane
+        if lane.let_go:  # to a lane that failed
+            self._channel.tell(next_lane.name, BEGIN, *lane.let_go)
+        self._channel.tell(lane.name, RENEW)
 
     def _look(self, lane: _Submitted, next_lane: _Submitted | None) -> bool:
         """Wait until something is to be decided, or may be; whether the lane has ended."""
@@ -332,6 +341,7 @@ class Lanes:
                     if other != name:
                         self._channel.tell(other, TAKEN, *arguments)
             elif method == LET_GO and lane is not None and lane.successor is not None:
+                lane.let_go += arguments
                 self._channel.tell(lane.successor.name, BEGIN, *arguments)
 
     def _is_ready(self, lane: _Submitted) -> None:

@@ -56,10 +56,16 @@ class SourceWorks(RepairWorks, Protocol):
         """The last event of each partition in the log, by which the source is known again."""
 
     def read(
-        self, plan: ReadPlan, taker: Taker, on_taken: Callable[[Taken], None], ends: Sequence[Wake]
+        self,
+        plan: ReadPlan,
+        taker: Taker,
+        on_taken: Callable[[Taken], None],
+        ends: Sequence[Wake],
+        cuts: Sequence[Wake],
     ) -> Steps[Mapping[int, EvermarkError]]:
         """Read batch after batch, and have each taken (`take_each`), until one of the wakes is set or something fails.
-        Each step is told to the taker's `progress`.
+        The batch under way is taken after one of `ends`, and left behind after one of `cuts`. Each step is told to the
+        taker's `progress`.
 
         Returns when all reading has ended: the failures by partition, `WHOLE_SOURCE` for any other failure.
         """
@@ -242,7 +248,8 @@ class SourceOwner:
                     continue
                 if wait_s is not None:
                     runtime.loop(f"wait {self.name}", self._end_after(wait_s, ending))
-                failed = yield from self._read(taker, active, (ending, *over))
+                cuts = (ending, held.lost, self._stepped_down)
+                failed = yield from self._read(taker, active, (self._stopping, held.moved), cuts)
             finally:
                 self._reading = frozenset()
                 ending.set()
@@ -283,7 +290,9 @@ class SourceOwner:
         self._note_failure(noted, is_sure=is_sure)
         return True
 
-    def _read(self, taker: Taker, active: Sequence[int], ends: Sequence[Wake]) -> Steps[Mapping[int, EvermarkError]]:
+    def _read(
+        self, taker: Taker, active: Sequence[int], ends: Sequence[Wake], cuts: Sequence[Wake]
+    ) -> Steps[Mapping[int, EvermarkError]]:
         resumes: dict[int, Resume] = {}
         progress = taker.progress
         try:
@@ -291,7 +300,7 @@ class SourceOwner:
             progress.alive(PATIENT_S)  # the log is read for its heads
             fenced = _fenced(taker, active)
             for partition in active:
-                if any_set(ends):
+                if any_set((*ends, *cuts)):
                     return {}  # beginning many takes a while, and another may wait for them
                 progress.alive(PATIENT_S)  # the log is read for where it ends, and for requests since the checkpoint
                 resumes[partition] = _begun(taker, partition, fenced.get(partition))
@@ -312,7 +321,7 @@ class SourceOwner:
         self.news.reading(active)
         self._log.info("reading", partitions=list(active))
         yield Pause(0.0)  # it has begun: what others need to begin is theirs now, however much there is to read here
-        if any_set(ends):
+        if any_set((*ends, *cuts)):
             return {}
         last = [resume.rows for resume in resumes.values() if resume.rows is not None]
         plan = ReadPlan(
@@ -322,7 +331,7 @@ class SourceOwner:
             sum(last) if last else None,
         )
         try:
-            return _excused((yield from self.works.read(plan, taker, self._taken, ends)), resumes)
+            return _excused((yield from self.works.read(plan, taker, self._taken, ends, cuts)), resumes)
         except EvermarkError as error:
             return {WHOLE_SOURCE: error}
 

@@ -180,7 +180,12 @@ class _Arriving:
 
 @dataclass
 class SourceReading:
-    """`run` returns when one of its wakes is set, or something failed: the failures by partition."""
+    """`run` returns when one of its wakes is set, or something failed: the failures by partition.
+
+    When one of `ends` is set, the batch under way is taken first: a large transaction may take longer to read than the
+    time between two renewals of a lane, and would else be read again for ever. When one of `cuts` is set, the batch is
+    left behind: another owner, or the same one after a repair, reads it again.
+    """
 
     of: Pieces
     limit: Limit
@@ -208,19 +213,29 @@ class SourceReading:
         self._ends: tuple[Wake, ...] = ()
 
     def run(
-        self, plan: ReadPlan, taker: Taker, on_taken: Callable[[Taken], None], ends: Sequence[Wake]
+        self,
+        plan: ReadPlan,
+        taker: Taker,
+        on_taken: Callable[[Taken], None],
+        ends: Sequence[Wake],
+        cuts: Sequence[Wake] = (),
     ) -> Mapping[int, EvermarkError]:
-        return run_through(self.runtime, self.steps(plan, taker, on_taken, ends))
+        return run_through(self.runtime, self.steps(plan, taker, on_taken, ends, cuts))
 
     def steps(
-        self, plan: ReadPlan, taker: Taker, on_taken: Callable[[Taken], None], ends: Sequence[Wake]
+        self,
+        plan: ReadPlan,
+        taker: Taker,
+        on_taken: Callable[[Taken], None],
+        ends: Sequence[Wake],
+        cuts: Sequence[Wake] = (),
     ) -> Steps[Mapping[int, EvermarkError]]:
         """A loop that pauses where the source has nothing; while events come it keeps its thread."""
-        self._plan, self._at, self._batches, self._ends = plan, dict(plan.starts), dict(plan.batches), tuple(ends)
+        self._plan, self._at, self._batches, self._ends = plan, dict(plan.starts), dict(plan.batches), (*ends, *cuts)
         self._progress = taker.progress
         try:
             self._choose(self.rows_before)
-            while not any_set(ends):
+            while not any_set(self._ends):
                 began = self.runtime.monotonic()
                 self._go_on()
                 if self.recent is not None:
@@ -229,7 +244,7 @@ class SourceReading:
                     rows = yield from self._fed() if self._feeds else self._asked()
                 except EvermarkError as error:
                     return {WHOLE_SOURCE if error.partition is None else error.partition: error}
-                if any_set(ends):  # what was written is left behind, and read again by the next owner
+                if any_set(cuts):
                     return {}
                 if not rows:
                     self._go_on()
@@ -253,9 +268,12 @@ class SourceReading:
                 count = sum(taken.rows for taken in gathered.taken)
                 if count:
                     self.on_batch(self.runtime.monotonic() - written_at)
+                if any_set(self._ends):
+                    self.rows_before = count
+                    return {}
                 self._choose(count)
                 if self._feeds:
-                    self.runtime.wait(rest_s(count, self.runtime.monotonic() - began), *ends)
+                    self.runtime.wait(rest_s(count, self.runtime.monotonic() - began), *self._ends)
             return {}
         finally:
             self._progress.alive()

@@ -30,7 +30,8 @@ class Slow:
 
 def stopping(*orders: Order) -> _Lane:
     lane: Any = object.__new__(_Lane)
-    lane._orders, lane._hurry = queue.SimpleQueue(), False
+    lane._orders, lane._stop, lane._hurry = queue.SimpleQueue(), False, False
+    lane._parts = {}
     for order in orders:
         lane._orders.put(order)
     return lane  # type: ignore[no-any-return]
@@ -112,3 +113,75 @@ def test_a_lane_that_is_told_to_stop_while_it_passes_on_lets_go_of_all_at_once()
     lane, told, _ = passing_on(SEATS + 5, (STOP,))
     lane._pass_on()
     assert told == [] and not lane._hurry
+
+
+class Reading:
+    """A source that is in the middle of a large batch; its thread ends when the batch is taken."""
+
+    name, hangs = "shop", None
+
+    def __init__(self, looks: int) -> None:
+        self.looks_left = looks
+
+    def stop(self) -> None: ...
+
+    def join(self, _timeout_s: float) -> bool:
+        self.looks_left -= 1
+        return self.looks_left <= 0
+
+
+class Delivery:
+    def __init__(self) -> None:
+        self.stopped = False
+
+    def stop(self) -> None:
+        self.stopped = True
+
+    def join(self, _timeout_s: float) -> bool:
+        return self.stopped
+
+
+def ending(source: Any, *orders: Order) -> Any:
+    lane: Any = stopping(*orders)
+    lane._end_times, lane._log = EndTimes(0.0, 0.0), get_logger()
+    lane._sources, lane._delivery = [source], Delivery()
+    return lane
+
+
+def test_a_lane_that_is_renewed_waits_for_the_batch_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """GIVEN a source whose batch takes longer than an end may take WHEN its lane is renewed THEN delivery is passed on,
+    and the lane lives until the batch is taken; WHEN the lane is stopped THEN it does not wait."""
+    monkeypatch.setattr(module, "_LOOK_EVERY_S", 0.001)
+    renewed = ending(Reading(50))
+    renewed._shut_down(renewed=True)
+    assert renewed._sources[0].looks_left <= 0 and renewed._delivery.stopped
+    stopped = ending(Reading(50))
+    stopped._shut_down()
+    assert stopped._sources[0].looks_left > 0
+
+
+@pytest.mark.parametrize("order", [STOP, HURRY])
+def test_a_lane_that_waits_for_a_batch_heeds_an_end(monkeypatch: pytest.MonkeyPatch, order: str) -> None:
+    """GIVEN a lane that is renewed, with a batch that never ends WHEN the driver stops THEN the lane ends, too."""
+    monkeypatch.setattr(module, "_LOOK_EVERY_S", 0.001)
+    lane = ending(Reading(10**9), (order,))
+    lane._shut_down(renewed=True)
+    assert lane._sources[0].looks_left > 0
+
+
+def test_a_lane_that_waits_for_a_batch_sees_a_loop_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """GIVEN a lane that is renewed, and waits WHEN the loop of a part hangs THEN its process ends, as at any time."""
+    monkeypatch.setattr(module, "_LOOK_EVERY_S", 0.001)
+    lane = ending(Reading(10**9))
+    lane._parts = {"source shop": SimpleNamespace(hangs="its loop hangs")}
+    lane._end = SimpleNamespace(close=lambda: None)
+    codes: list[int] = []
+
+    def end(code: int) -> None:
+        codes.append(code)
+        raise SystemExit
+
+    monkeypatch.setattr(module.os, "_exit", end)
+    with pytest.raises(SystemExit):
+        lane._shut_down(renewed=True)
+    assert codes == [module._LOOP_HANGS]

@@ -94,6 +94,39 @@ def test_when_a_lane_fails_whose_next_is_ready_the_next_goes_on(monkeypatch: pyt
     assert following is found._lanes[following.name]
 
 
+def test_what_a_lane_has_let_go_of_is_begun_by_the_lane_after_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """GIVEN a lane that still reads a large batch, and has let go of its other parts WHEN the lane that follows it
+    fails THEN another follows soon, and begins with these parts."""
+    monkeypatch.setattr(lanes_module, "_LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr(lanes_module, "_BACKOFF_MAX_S", 0.05)
+    found = lanes(monkeypatch, [])
+    found._channel, found._lane_s = told, _ = Told(), 0.05
+    found._log = SimpleNamespace(error=lambda *_, **__: None, warning=lambda *_, **__: None)
+    work = cast("Any", SimpleNamespace(sources=("shop",), shard=0))
+    lane, submitted, following = found._submit(work), found._submit, []
+
+    def submit(again: Any) -> Any:
+        following.append(submitted(again))
+        following[-1].ready.set()
+        return following[-1]
+
+    def tell(name: str, order: str, *parts: str) -> None:
+        told.orders.append((name, order, *parts))
+        if order == "renew" and len(following) == 1:
+            found._heard(lane.name, [("lane", "let_go", ("delivery",), {})])
+            following[0].error = "no room"
+            following[0].ended.set()
+            found._lane_s = 3_600.0
+        elif order == "renew":
+            lane.ended.set()
+
+    monkeypatch.setattr(found, "_submit", submit)
+    monkeypatch.setattr(told, "tell", tell)
+    lane.ready.set()
+    assert found._kept(lane) is following[1]
+    assert (following[1].name, "begin", "delivery") in told.orders
+
+
 def test_a_lane_that_nobody_runs_or_that_is_silent_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     """GIVEN a lane that Spark does not begin, and one that said nothing for a while THEN the work stands still; a lane
     that has just been submitted, or has just spoken, is no trouble."""

@@ -171,7 +171,7 @@ def test_s12_what_the_file_says_reaches_those_who_act_on_it(tmp_path: Path, monk
 
     made: list[SourceReading] = []
     monkeypatch.setattr(SourceReading, "steps", lambda reading, *_: made.append(reading) or iter(()))
-    assert list(scene.works.read(ReadPlan({}, {}, {}), taker, lambda _: None, [])) == []
+    assert list(scene.works.read(ReadPlan({}, {}, {}), taker, lambda _: None, [], [])) == []
     assert made[0].gaps == limits.gaps
     assert made[0].recent is not None and made[0].recent._limits == limits.recent
     assert Scene(tmp_path, replace(limits, recent=None)).works._recent is None

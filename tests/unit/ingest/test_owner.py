@@ -97,13 +97,18 @@ class Scene:
         return []
 
     def read(
-        self, plan: ReadPlan, taker: Taker, on_taken: Callable[[Taken], None], ends: Sequence[Wake]
+        self,
+        plan: ReadPlan,
+        taker: Taker,
+        on_taken: Callable[[Taken], None],
+        ends: Sequence[Wake],
+        cuts: Sequence[Wake],
     ) -> Steps[Failures]:
         self.readings.append((self.runtime.monotonic(), sorted(plan.starts)))
         self.rows_logged = plan.rows_logged
         if 0 in plan.starts and len(self.readings) > 1:
             self.during(on_taken)
-        yield Pause(1.0 if self.outcomes else 1e9, tuple(ends))
+        yield Pause(1.0 if self.outcomes else 1e9, (*ends, *cuts))
         return self.outcomes.pop(0) if self.outcomes else {}
 
     # news

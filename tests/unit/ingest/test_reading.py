@@ -24,7 +24,7 @@ from evermark.log.head import MemoryHeads
 from evermark.log.memory import MemoryLog
 from evermark.log.write import BatchWriter
 from evermark.progress import PATIENT_S, Progress
-from evermark.runtime import Threads
+from evermark.runtime import Threads, Wake
 from evermark.sources.base import Fed, Feed, Limit, Slice, Source
 
 
@@ -70,6 +70,7 @@ class _Numbers:
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         start, self.feed.at = self.feed.at, self.feed.source.counts[self.feed.partition]
+        self.feed.source.during()
         yield rows(self.feed.partition, start, self.feed.at)
 
     def end(self) -> str:
@@ -88,6 +89,7 @@ class Numbers(Source):
         self.feed_fails = False
         self.fails: Exception | None = None
         self.per_batch = 1_000_000
+        self.during: Callable[[], object] = lambda: None  # called while a batch is read, or sent
 
     def partitions(self) -> Sequence[int]:
         return range(len(self.counts))
@@ -105,6 +107,7 @@ class Numbers(Source):
         return [Slice(partition, start, end)]
 
     def read(self, piece: Slice) -> Iterator[pa.RecordBatch]:
+        self.during()
         yield rows(piece.partition, int(piece.start), int(piece.end))
 
     def follow(self, partition: int, position: str, wake: Callable[[], None]) -> Feed | None:
@@ -144,7 +147,9 @@ class Read:
         self.beside.append(len(pieces))
         return [self.of.written(piece) for piece in pieces]
 
-    def run(self, count: int, then: Callable[[], bool] = lambda: True) -> Mapping[int, EvermarkError]:
+    def run(
+        self, count: int, then: Callable[[], bool] = lambda: True, ends: Sequence[Wake] = (), cuts: Sequence[Wake] = ()
+    ) -> Mapping[int, EvermarkError]:
         logged: Any = self  # nothing is asked of it: no batch may repeat another
         taker = Taker("numbers", 1, self.source, self.log, logged, MemoryHeads(), MemoryCheckpoints())
         taker.progress = self.progress
@@ -160,7 +165,7 @@ class Read:
 
         ending = self.runtime.spawn("end", end)
         try:
-            return self.reading.run(plan, taker, self.taken.append, [over])
+            return self.reading.run(plan, taker, self.taken.append, [over, *ends], cuts)
         finally:
             over.set()
             ending.join()
@@ -225,6 +230,21 @@ def test_reading_ends_at_once_though_nothing_comes(tmp_path: Path) -> None:
 
     assert read.run(1, over) == {}
     assert time.monotonic() - ended[0] < reading_module.WAIT_S_MAX / 2
+
+
+@pytest.mark.parametrize("sends", [False, True], ids=["asked", "sends"])
+@pytest.mark.parametrize("is_cut", [False, True], ids=["ends", "cut"])
+def test_the_batch_under_way_is_taken_before_reading_ends_unless_it_is_cut(
+    tmp_path: Path, *, sends: bool, is_cut: bool
+) -> None:
+    """GIVEN a batch that is being read WHEN reading is to end THEN the batch is taken, the last one, and no feed is
+    left open; WHEN it is cut THEN the batch is left behind."""
+    read = Read(tmp_path, Numbers(3, sends=sends))
+    ends, cuts = read.runtime.wake(), read.runtime.wake()
+    read.source.during = (cuts if is_cut else ends).set
+    assert read.run(9, ends=(ends,), cuts=(cuts,)) == {}
+    assert read.ids() == ([] if is_cut else [f"e0-{n}" for n in range(3)])
+    assert len(read.source.feeds) == sends and all(feed.closed for feed in read.source.feeds)
 
 
 def test_a_feed_that_breaks_is_said_and_the_source_is_asked_again(

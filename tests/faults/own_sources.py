@@ -1,7 +1,8 @@
-"""A source of a user's that ends the thread it is called in, once: as `sys.exit()` in a library does."""
+"""Sources of a user's own, for tests of what the product does around them."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -10,8 +11,10 @@ import pyarrow as pa
 import evermark as em
 from evermark.event import taken_batch
 
+_PATIENCE_S = 120.0
 
-class Quitting(em.Source):
+
+class Numbers(em.Source):
     """Its events are numbered; the file `count` says how many there are."""
 
     def __init__(self, folder: str) -> None:
@@ -22,12 +25,6 @@ class Quitting(em.Source):
 
     def earliest(self, partition: int) -> str:
         return f"{0:06d}"
-
-    def begin(self, partition: int, position: str) -> None:
-        quitted = self.folder / "quitted"
-        if not quitted.exists():
-            quitted.touch()
-            raise SystemExit
 
     def latest(self, after: Mapping[int, str], limit: em.Limit) -> dict[int, str]:
         return {0: f"{int((self.folder / 'count').read_text()):06d}"}
@@ -44,3 +41,25 @@ class Quitting(em.Source):
             "op": ["insert"] * len(numbers),
         }
         yield taken_batch(columns, len(numbers))
+
+
+class Quitting(Numbers):
+    """Ends the thread it is called in, once: as `sys.exit()` in a library does."""
+
+    def begin(self, partition: int, position: str) -> None:
+        quitted = self.folder / "quitted"
+        if not quitted.exists():
+            quitted.touch()
+            raise SystemExit
+
+
+class Lasting(Numbers):
+    """Reading takes until the file `go_on` is there. The file `reads` has a line for each time it was begun."""
+
+    def read(self, piece: em.Slice) -> Iterator[pa.RecordBatch]:
+        with (self.folder / "reads").open("a") as reads:
+            reads.write(f"{piece.start} {piece.end}\n")
+        give_up_at = time.monotonic() + _PATIENCE_S
+        while not (self.folder / "go_on").exists() and time.monotonic() < give_up_at:
+            time.sleep(0.05)
+        yield from super().read(piece)
