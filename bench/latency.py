@@ -1,13 +1,18 @@
 """Commit → webhook received, at 200 events a second through the whole pipeline as `evermark up` runs it.
 
-Against Debezium's embedded engine, commit → its handler: it is spared the request that would carry the event on.
+Then with another transaction open, with lanes of ten seconds, which are renewed on the way, and with two lanes, a
+subscription in each. Against Debezium's embedded engine, commit → its handler: it is spared the request that would
+carry the event on.
 """
 
 from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from datetime import datetime
+from itertools import count
 from pathlib import Path
 
 import psycopg
@@ -16,6 +21,7 @@ from bench.debezium import Debezium, debezium, postgres_connector, subscribe
 from bench.instance import Instance
 from bench.report import Report, say
 from bench.shop import shop
+from evermark.delivery.decide.shards import shard_of
 from evermark.delivery.webhook.signing import new_secret
 from evermark.errors import EvermarkError
 from evermark.testing.listener import Listener, Record
@@ -23,6 +29,7 @@ from evermark.testing.listener import Listener, Record
 _RATE = 200
 _SECONDS = 60.0
 _WARM_S = 10.0
+_RENEWED_S_MIN = 25.0  # of lanes that live for ten
 _POLL_MS_MIN = 1
 
 _CONFIG = """\
@@ -33,7 +40,9 @@ server: {{listen: "127.0.0.1:0"}}
 sources:
   shop: {{type: postgres, dsn: "${{SHOP_DSN}}", tables: [public.orders]}}
 subscriptions:
-  one: {{url: "{url}", secret: "${{BENCH_SECRET}}", allow_networks: [127.0.0.0/8]}}
+"""
+_SUBSCRIPTION = """\
+  {name}: {{url: "{url}", secret: "${{BENCH_SECRET}}", allow_networks: [127.0.0.0/8]}}
 """
 
 
@@ -80,26 +89,25 @@ class _Receiver:
 def run(scale: float, folder: Path) -> Report:
     report = Report()
     seconds = max(6.0, _SECONDS * scale)
-    secret = new_secret()
-    receiver = _Receiver(secret)
-    with shop(folder, tcp=True) as server, receiver.listener as listener:
+    with shop(folder, tcp=True) as server:
         dsn = server.dsn()
         with psycopg.connect(dsn, autocommit=True) as conn:
             conn.execute("create table public.orders (id bigint generated always as identity primary key, total int)")
-        config = _CONFIG.format(data=folder / "data", url=listener.url)
-        with Instance(folder, config, {"SHOP_DSN": dsn, "BENCH_SECRET": secret}) as instance:
-            clockwork = _Clockwork(dsn)
-            warm = clockwork.run(_WARM_S)
-            if not receiver.wait_for(warm, 120):
-                raise instance.error("nothing came through")
+        with _warm(folder, dsn, "one") as (instance, receivers):
             say("warm; measuring")
             before_s = instance.cpu_s()
-            _measure(report, clockwork, receiver, seconds, "")
+            _measure(report, dsn, receivers, seconds, "")
             report.figures["cpu_s_per_1000"] = (instance.cpu_s() - before_s) / (seconds * _RATE / 1000)
             with psycopg.connect(dsn) as other:
                 other.execute("select txid_current()")
                 say("once more, with another transaction open")
-                _measure(report, clockwork, receiver, seconds, "_open_tx")
+                _measure(report, dsn, receivers, seconds, "_open_tx")
+        with _warm(folder, dsn, "one", spark="{lane: 10s}") as (_, receivers):
+            say("lanes of ten seconds")
+            _measure(report, dsn, receivers, max(_RENEWED_S_MIN, seconds), "_renewed")
+        with _warm(folder, dsn, *_in_each_of(2), spark="{lanes: 2}") as (_, receivers):
+            say("two lanes")
+            _measure(report, dsn, receivers, seconds, "_two_shards")
         # Not at the same time: two pipelines on two cores would measure each other.
         with debezium(postgres_connector(server), folder / "debezium") as engine:
             if engine is not None:
@@ -107,13 +115,42 @@ def run(scale: float, folder: Path) -> Report:
     return report
 
 
-def _measure(report: Report, clockwork: _Clockwork, receiver: _Receiver, seconds: float, suffix: str) -> None:
+@contextmanager
+def _warm(folder: Path, dsn: str, *names: str, spark: str = "{}") -> Iterator[tuple[Instance, list[_Receiver]]]:
+    """An instance with these subscriptions, and their receivers, once events have come through."""
+    secret = new_secret()
+    receivers = [_Receiver(secret) for _ in names]
+    with ExitStack() as stack:
+        config = _CONFIG.format(data=folder / "data")
+        for name, receiver in zip(names, receivers, strict=True):
+            config += _SUBSCRIPTION.format(name=name, url=stack.enter_context(receiver.listener).url)
+        config += f"spark: {spark}\n"
+        instance = stack.enter_context(Instance(folder, config, {"SHOP_DSN": dsn, "BENCH_SECRET": secret}))
+        warm = _Clockwork(dsn).run(_WARM_S)
+        if not all(receiver.wait_for(warm, 120) for receiver in receivers):
+            raise instance.error("nothing came through")
+        yield instance, receivers
+
+
+def _in_each_of(shards: int) -> list[str]:
+    """Names of subscriptions, one for each shard."""
+    found: dict[int, str] = {}
+    for n in count():
+        found.setdefault(shard_of(f"s{n}", shards), f"s{n}")
+        if len(found) == shards:
+            return [found[shard] for shard in range(shards)]
+    raise AssertionError("unreachable: some name is in each shard")
+
+
+def _measure(report: Report, dsn: str, receivers: Sequence[_Receiver], seconds: float, suffix: str) -> None:
+    clockwork = _Clockwork(dsn)
     made = clockwork.run(seconds)
-    receiver.wait_for(made, 60)
-    report.lost += sum(key not in receiver.received for key in made)
-    _percentiles(
-        report, "", suffix, [receiver.received[k] - clockwork.committed[k] for k in made if k in receiver.received]
-    )
+    ages: list[float] = []
+    for receiver in receivers:
+        receiver.wait_for(made, 60)
+        report.lost += sum(key not in receiver.received for key in made)
+        ages += [receiver.received[k] - clockwork.committed[k] for k in made if k in receiver.received]
+    _percentiles(report, "", suffix, ages)
 
 
 def _compare(report: Report, engine: Debezium, dsn: str, seconds: float) -> None:
