@@ -29,12 +29,13 @@ class Verdict(StrEnum):
     REFUSED = "refused"
 
 
+ACCEPTED_STATUSES = range(200, 300)
 _ENDPOINT_STATUSES = frozenset({408, 425, 429})
 
 
 def classify(answer: int, headers: Mapping[str, str] | None = None) -> Verdict:
     """The verdict on an HTTP status. `headers` must find names without regard to case."""
-    if 200 <= answer < 300:
+    if answer in ACCEPTED_STATUSES:
         return Verdict.ACCEPTED
     said = headers.get("webhook-delivery", "").strip().lower() if headers else ""
     if said == "disable":

@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 from yarl import URL
 
 from evermark.delivery.base import MadeBy, SubscriptionSpec
-from evermark.delivery.decide.answers import Verdict, classify
+from evermark.delivery.decide.answers import ACCEPTED_STATUSES, Verdict, classify
 from evermark.delivery.decide.pace import WAIT_S_MAX, Stretch, requests_in_stretch, takes_ahead
 from evermark.delivery.decide.retry import retry_after_s
 from evermark.delivery.webhook.base import Answer, OpenSecret, Rates
@@ -341,7 +341,7 @@ def endpoint_of(spec: SubscriptionSpec, open_secret: OpenSecret) -> Endpoint:
     return found[2]
 
 
-_ACCEPTED = {status: Answer(Verdict.ACCEPTED, status) for status in range(200, 300)}
+_ACCEPTED = {status: Answer(Verdict.ACCEPTED, status) for status in ACCEPTED_STATUSES}
 
 
 def _answer_of(reply: Reply) -> Answer:

@@ -18,6 +18,8 @@ from typing import cast
 
 import aiohappyeyeballs
 
+from evermark.delivery.decide.answers import ACCEPTED_STATUSES
+
 ANSWER_BYTES_MAX = 64 * 1024
 HEAD_BYTES_MAX = 32 * 1024
 SAID_BYTES_MAX = 200
@@ -213,7 +215,7 @@ class Wire(asyncio.Protocol):
             if known.reply.status >= 200:
                 self._reply, self._keep, self._chunked, self._left = known.reply, known.keep, known.chunked, known.left
         rest, self._buffer = self._buffer, b""
-        if 200 <= self._reply.status < 300:
+        if self._reply.status in ACCEPTED_STATUSES:
             self._answer()
         self._read_body(rest)
 
@@ -261,7 +263,7 @@ class Wire(asyncio.Protocol):
         return False
 
     def _hear(self, data: bytes) -> None:
-        if self._reply is not None and self._reply.status >= 300 and len(self._said) < SAID_BYTES_MAX:
+        if self._reply is not None and self._reply.status not in ACCEPTED_STATUSES and len(self._said) < SAID_BYTES_MAX:
             self._said += data[: SAID_BYTES_MAX - len(self._said)]
 
     def _finish(self) -> None:
