@@ -41,7 +41,7 @@ MEND = (
 # While a replay is under way.
 REPLAY = ("replay.sent", "replay.settled")
 # What is known of bots: memberships kept, before anything is judged by them; keys asked for, before anybody is asked;
-# keys kept and what waited released, before whoever published is told.
+# keys kept and what waited released, before the publisher is told.
 BOTS = ("bots.learned", "keys.noted", "keys.published")
 # While rows from before a stream are copied.
 COPY = ("copy.planned", "copy.begun", "copy.scanned", "copy.marked", "copy.ready", "copy.done")

@@ -45,7 +45,7 @@ from evermark.storage.access import remember
 
 # An HTTP client is better told to come back than kept waiting.
 CONNECT_TIMEOUT_S = 3.0
-COPIES = "_copies"  # beside the logs: whoever reads these can read the files of copies
+COPIES = "_copies"  # beside the logs: a process that reads the logs can read the files of copies
 
 
 @dataclass(frozen=True)

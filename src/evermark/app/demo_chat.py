@@ -116,7 +116,7 @@ class Chat(threading.Thread):
         self._add(room, EventKind.MESSAGE, f"{room} {self._count} {text}", owed, **said)
 
     def _add(self, room: str, kind: EventKind, nonce: str, owed: Any, **more: Any) -> None:
-        """Alice does something; `owed` is who is to hear of it, None: it is not even to be taken."""
+        """Alice does something; `owed` are the bots that are to hear of it; None: it is not even to be taken."""
         event = make_event(room, kind, "alice", at_us=time.time_ns() // 1000, nonce=nonce, **more).wire()
         answer = self._ask("POST", f"/v1/streams/{room}/events", {"events": [event]})
         made = str(answer["events"][0]["hash"])

@@ -121,7 +121,7 @@ class DriverTasks:
     def deliver(self, assignments: Sequence[Assignment], options: DeliveryOptions) -> list[Outcome]:
         """Few rows are matched and posted by the lane itself, but for subscriptions that Spark has to match; many by
         tasks. Of those behind, the ones that Spark has to match are then a job of their own; the live group is one job,
-        in which who is slow is seen beside the others.
+        in which a slow receiver is seen beside the others.
         """
         if not is_small(assignments):
             apart = options.slack_s is None

@@ -104,7 +104,7 @@ class Membership:
                     self._tell_share(None)
 
     def tell(self, on_share: Callable[[frozenset[str] | None], None]) -> None:
-        """Who is told of the share, now and whenever it changes."""
+        """`on_share` is told of the share, now and whenever it changes."""
         with self._lock:
             self._on_share = on_share
             on_share(self.share)

@@ -94,7 +94,7 @@ class Askers:
         self.go_on()
 
     def go_on(self) -> None:
-        """One more asks, where something waits and those who ask have been waiting for an answer themselves."""
+        """One more asks, where a question waits and all that ask have themselves waited long for an answer."""
         with self._lock:
             asking = sum(self._clock() - began < FRESH_S for began in self._since.values())
             if not self._waiting or asking >= self._at_once:

@@ -42,7 +42,7 @@ class _Renewal:
 
 
 class RenewedTogether:
-    """A `LeaseStore`: whoever is the first to renew a lease renews all that were acquired here. A lease is lost to its
+    """A `LeaseStore`: the first renewal of a lease renews all that were acquired here. A lease is lost to its
     own holder alone: the others go on.
     """
 

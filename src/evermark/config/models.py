@@ -225,7 +225,7 @@ class DedupConfig(Model):
 
 
 class GapDetectionConfig(Model):
-    """A jump of more than `max_gap` with evidence is a gap. Beyond `small_gap` those who follow are told to resync."""
+    """A jump of more than `max_gap` with evidence is a gap. Beyond `small_gap` tail clients are told to resync."""
 
     enabled: bool = True
     max_gap: _Long = timedelta(seconds=_GAPS.max_gap_s)

@@ -1,4 +1,7 @@
-"""Whose a prefix in etcd is. Two deployments of one name have the same prefix, unless their files say otherwise."""
+"""Which deployment a prefix in etcd belongs to.
+
+Two deployments of one name have the same prefix, unless their files say otherwise.
+"""
 
 from __future__ import annotations
 

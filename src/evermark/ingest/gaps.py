@@ -23,7 +23,7 @@ class GapLimits:
     small_gap_s: float = 3600.0
 
     def is_large(self, last_event: datetime | None, now: datetime) -> bool:
-        """Whether so much may have happened that those who follow the events should take their state anew."""
+        """Whether so much may have happened that consumers should take their state anew."""
         return last_event is not None and (now - last_event).total_seconds() > self.small_gap_s
 
 

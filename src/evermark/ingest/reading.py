@@ -415,7 +415,7 @@ class SourceReading:
             if not mine:  # nothing to read there: reading goes on behind it
                 at_end = {"partition": partition, "batch": batch, "start": at[partition], "end": end}
                 rows.append({**at_end, "file": None})
-        # Whoever has just begun goes by what its predecessor took: a job of Spark may take seconds in a new process.
+        # Reading that has just begun goes by what was taken before: a job of Spark may take seconds in a new process.
         rows_before = plan.rows_logged if self.rows_before is None else self.rows_before
         self._beside = reads_beside(len(pieces), rows_before, self._beside)
         if self._beside and self.write_beside is not None:

@@ -1,7 +1,7 @@
 """Files of a log that are no longer, or never were, part of it: noted on disk with the time, and removed later.
 
 A reader that was given a list of files may read them for an hour. The process that replaced a file may not live that
-long: so its note says since when the file is unused, and whoever maintains the log next goes by it.
+long: so its note says since when the file is unused, and the next maintenance goes by it.
 """
 
 from __future__ import annotations

@@ -204,7 +204,7 @@ class HealthBoard:
                 self._forget(source, partition)
 
     def resync(self, source: str, partition: int, at: datetime) -> None:
-        """A gap was found behind which those who follow the events should take their state anew."""
+        """A gap was found behind which consumers should take their state anew."""
         with self._lock:
             old = self._partitions.get((source, partition), PartitionReport(PartitionHealth.STALE))
             self._partitions[source, partition] = replace(old, resync_at=at)

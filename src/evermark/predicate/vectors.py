@@ -86,7 +86,7 @@ class Batch:
     def __init__(self, rows: pa.Table | pa.RecordBatch, paths: Sequence[Path], work_max: int = WORK_MAX) -> None:
         self._rows = rows
         self._work_left = work_max
-        # By identity: whoever makes the steps makes equal ones one. With the step, so that its identity stays its own.
+        # By identity: equal steps are one object. With the step, so that its identity stays its own.
         self._kept: dict[int, tuple[Step, Vector]] = {}
         self._kept_bytes = 0
         self._found = self._taken(paths)

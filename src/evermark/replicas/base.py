@@ -69,7 +69,7 @@ class Counts:
 class ReplicaStore(Protocol):
     """A database with replicated tables, and what is known of their events. Not thread-safe: a thread has its own.
 
-    Capture is the database's own work: triggers write an event in the transaction of the change, whoever makes it. The
+    Capture is the database's own work: triggers write an event in the transaction of the change, by any program. The
     numbers of this node's events are dense per table, and visible in their order: an event is never seen before one
     with a lower number. Every method is one transaction, whole or not at all, and durable when it returns.
     """

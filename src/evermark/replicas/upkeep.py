@@ -1,4 +1,4 @@
-"""A node's upkeep: who belongs to its cluster, who is given up, and what nobody needs any more."""
+"""A node's upkeep: the members of its cluster, peers that are given up, and events that no peer needs any more."""
 
 from __future__ import annotations
 

@@ -135,7 +135,7 @@ def read_batches(path: Place, rows: int) -> tuple[Mapping[bytes, bytes], Iterato
                 batch = found.get_batch(number)
                 there += batch.num_rows
                 yield batch
-        if there != rows:  # whoever takes these rows takes none of them, then
+        if there != rows:  # the caller takes none of these rows, then
             raise unreadable(path, f"it has {there} rows instead of {rows}")
 
     return found.schema.metadata or {}, batches()

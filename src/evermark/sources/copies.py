@@ -1,7 +1,7 @@
 """Rows that were there before a stream began, brought beside it as `op = read`: what is kept of a copy, and the ports.
 
 A copy is cut into chunks by key. A chunk is written to a file by a task, and a **mark** is put into the stream: there,
-and nowhere else, its rows stand. Whoever reads the stream asks at the mark what became of that attempt. The answer
+and nowhere else, its rows stand. The reader of the stream asks at the mark what became of that attempt. The answer
 never changes once it was given, so reading stays repeatable. Where a stream takes no marks, State decides the position
 of an attempt, once (`CopyStore.place`): always behind the **horizon**, which is as far as reading may have come.
 
@@ -123,7 +123,7 @@ class Mark:
 
     @classmethod
     def parse(cls, text: str) -> Mark | None:
-        """None for anything that we do not write ourselves: whoever may connect to the database may send messages."""
+        """None for anything that we do not write ourselves: everybody with access to the database may send messages."""
         found = _MARK.fullmatch(text)
         return cls(found[1], int(found[2]), int(found[3])) if found is not None else None
 

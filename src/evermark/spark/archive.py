@@ -26,7 +26,7 @@ def make() -> Path:
     adopt(archive)
     if not archive.exists():
         archive.parent.mkdir(parents=True, exist_ok=True)
-        # Beside it, so that it appears whole: whoever starts meanwhile starts without one.
+        # Beside it, so that it appears whole: a Spark that starts meanwhile starts without one.
         with tempfile.TemporaryDirectory(prefix=".archive-", dir=archive.parent) as scratch:
             draft = Path(scratch) / archive.name
             subprocess.run(

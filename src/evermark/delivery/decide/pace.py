@@ -1,7 +1,7 @@
 """When the requests of a subscription with a `rate` may be sent. Pure: time comes in as a value.
 
 A process is given a stretch of time, half a second about, in which it alone may send, one request after another at
-the rate. Stretches of one subscription never overlap, whoever has them. A moment that was not used is lost.
+the rate. Stretches of one subscription never overlap, whichever process has them. A moment that was not used is lost.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 STRETCH_S = 0.5
-# No stretch is given away that begins later than this: whoever took it may be gone by then.
+# No stretch is given away that begins later than this: the process that took it may be gone by then.
 WAIT_S_MAX = 60.0
 
 

@@ -364,7 +364,7 @@ class DeliveryOwner:
             self._catching_up = not self._winds_down()
         if not self._catching_up:
             return False
-        self._progress.rest()  # whoever works for the group is watched there: the thread of a hand-over, or this one
+        self._progress.rest()  # the thread that works for the group is watched there: that of a hand-over, or this one
         try:
             moved = follower.catch_up_group(self.limits.group_wait_s if self._left else 0.0)
             self._left = False

@@ -346,7 +346,7 @@ def _lock_group_to_be(conn: Connection, subscription: str) -> int:
 
 
 def _moved(subscription: str) -> BusyError:
-    """To lock the other group, too, could wait for whoever locks them in their order."""
+    """Locking the other group, too, could wait for a transaction that locks the groups in order."""
     return BusyError(f"{subscription!r} was just moved to another shard of delivery", hint="try again in a moment")
 
 

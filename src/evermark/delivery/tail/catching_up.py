@@ -1,8 +1,8 @@
 """Clients of the live tail that are behind: one reading of the log for all that stand at the same place.
 
-Thousands may fall behind together, and each would read the same events. What was read last is kept, a bounded amount,
-for those who come to that place a little later. Readings end at the same places wherever they began (`end_of_reading`),
-so that clients that stood at different places soon stand at the same ones.
+Thousands may fall behind together, and each would read the same events. A bounded amount of what was
+read last is kept, for clients that come to that place a little later. Readings end at the same places wherever they
+began (`end_of_reading`), so that clients that stood at different places soon stand at the same ones.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ _SET_CHOICE = """
 update recoveries set choice = %s, asked_by = 'person', reason = %s, tries = 0, changed_at = clock_timestamp()
 where source = %s and partition = %s and step = 'opened'
 """
-# The last gap of each partition that those who follow must hear of: given up, let be by a person, or large. A large
+# The last gap of each partition that tail clients must hear of: given up, let be by a person, or large. A large
 # one is told once it is closed: told by its number before, it could not be told again if it fails then.
 _TO_TELL = """
 select distinct on (source, partition) source, partition, id, step, choice, reason, error

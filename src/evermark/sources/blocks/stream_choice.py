@@ -71,7 +71,7 @@ class Bots(Protocol):
     def users(self) -> frozenset[str]: ...
 
     def inboxes(self) -> frozenset[str]:
-        """Streams that bots name as their inbox, whoever is a member of them."""
+        """Streams that bots name as their inbox, whether or not the bots are members."""
         ...
 
     def version(self) -> str:

@@ -54,7 +54,7 @@ def about(stream: str, hidden: HiddenFields | None) -> Mapping[bytes, bytes]:
 
 
 class ReadHorizon:
-    """How far reading may have come, over all partitions, told to those who place chunks. One for each owner's term.
+    """How far reading may have come, over all partitions, for the loop that places chunks. One for each owner's term.
 
     It begins without knowing whether there are copies: then State is asked for chunks. Once `watch` was called it is
     known whether any are under way.

@@ -68,7 +68,7 @@ class SnapshotGap(Gap):
 
 
 class SnapshotRepair(Repair):
-    """What follows the gap is kept in State from the beginning on: whoever owns the source then finishes the repair."""
+    """What follows the gap is kept in State from the beginning on: the next owner of the source finishes the repair."""
 
     def __init__(
         self,

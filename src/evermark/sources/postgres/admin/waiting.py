@@ -129,7 +129,7 @@ class Waiting:
 def holders(link: Link, pid: int) -> list[Holder]:
     """Whose transactions the server process `pid` waits for just now."""
     found: list[Holder] = []
-    for other, virtual, age_s, role, database, state in link.rows(_HOLDERS, (pid,), doing="looking who is in the way"):
+    for other, virtual, age_s, role, database, state in link.rows(_HOLDERS, (pid,), doing="looking what is in the way"):
         if other == 0:  # a prepared transaction has no process; which one it is, the server does not tell
             rows = link.rows(_PREPARED, doing="looking at prepared transactions")
             for gid, prepared_s, owner, its_database in rows:

@@ -239,7 +239,7 @@ class ChunkWriter:
             link.connection.transaction(),
         ):
             link.connection.execute("set transaction isolation level repeatable read")
-            # Before the snapshot: whoever alters or empties the table has ended by then, or has to wait.
+            # Before the snapshot: a transaction that alters or empties the table has ended by then, or has to wait.
             link.connection.execute(sql.SQL("lock table {} in access share mode").format(_identifier(choice)))
             snapshot = Snapshot.parse(link.one("select pg_current_snapshot()::text", doing="taking a snapshot")[0])
             scan = TableScan(link, self._target, choice, self._decoder.latest(work.stream))

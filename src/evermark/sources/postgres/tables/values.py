@@ -108,7 +108,7 @@ class Column:
         return pc.binary_join_element_wise(quote, inner, quote, "") if quote else inner
 
     def json_between(self) -> tuple[str, pa.Array]:
-        """As JSON between two of the first: where every value is quoted, whoever joins them may write the quotes."""
+        """As JSON between two of the first: where every value is quoted, joining may write the quotes."""
         if self.quoted is True and not self.text.null_count:
             return '"', escaped(self.text)
         if self.quoted is False or (self.quoted is not True and not self.quoted.any()):
