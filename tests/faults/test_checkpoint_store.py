@@ -14,7 +14,7 @@ from evermark.testing.until import until
 
 
 @pytest.fixture
-def store(etcd: Etcd, tmp_path: Path) -> Iterator[Etcd]:
+def store(etcd_program: None, tmp_path: Path) -> Iterator[Etcd]:
     """An etcd of this test's own: it is killed."""
     with etcd_server(tmp_path / "etcd") as server:
         yield server

@@ -6,11 +6,12 @@ They listen on 127.0.0.1 as well as on a socket, so that a proxy that delays and
 from __future__ import annotations
 
 import os
+import random
 import secrets
 import signal
 import socket
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psycopg
@@ -23,6 +24,7 @@ from evermark.errors import EvermarkError
 
 _DROP_TRIES = 250
 _SYSTEM_FOLDER = Path("/usr/lib/postgresql")
+_PORTS = (20_000, 32_000)  # connections are given ports from 32 768 on
 
 
 class PostgresServer:
@@ -125,7 +127,9 @@ def system_binaries() -> list[Binaries]:
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A port that stays free while a server is down: the system gives none of this range to connections by itself."""
+    while True:
+        port = random.randint(*_PORTS)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
