@@ -156,7 +156,7 @@ class Writer(threading.Thread):
     Each transaction costs the instance that reads it a micro-batch, about 30 ms of processor.
     """
 
-    def __init__(self, dsn: str, pause_s: float = 0.05) -> None:
+    def __init__(self, dsn: str, pause_s: float = 0.1) -> None:
         super().__init__(name="writer", daemon=True)
         self._dsn = dsn
         self._pause_s = pause_s
