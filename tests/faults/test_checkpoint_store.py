@@ -14,7 +14,7 @@ from evermark.testing.until import until
 
 
 @pytest.fixture
-def store(etcd: Etcd, tmp_path: Path) -> Iterator[Etcd]:
+def store(etcd_program: None, tmp_path: Path) -> Iterator[Etcd]:
     """An etcd of this test's own: it is killed."""
     with etcd_server(tmp_path / "etcd") as server:
         yield server
@@ -42,7 +42,7 @@ def test_s13_an_etcd_that_is_killed_and_all_checkpoints_deleted_lose_and_double_
 
     with InEtcd(tmp_path, pg_dsn, {"one": None}) as scene:
         instance = scene.up()
-        writer = Writer(pg_dsn, pause_s=0.05)
+        writer = Writer(pg_dsn)
         writer.start()
         try:
             scene.wait_delivered(20)
@@ -73,7 +73,7 @@ def test_s13_an_etcd_that_is_killed_and_all_checkpoints_deleted_lose_and_double_
         store.control("del", "--prefix", "/marks/")
         assert json.loads(scene.run("checkpoint", "list", "--json").stdout) == []
         instance = scene.up()
-        writer = Writer(pg_dsn, pause_s=0.05)
+        writer = Writer(pg_dsn)
         writer.start()
         try:
             scene.wait_delivered(scene.delivered("one") + 20)

@@ -24,7 +24,7 @@ def test_lanes_are_renewed_while_events_flow(tmp_path: Path, pg_dsn: str) -> Non
     """GIVEN lanes of two seconds WHEN events flow over several of them THEN each is taken and delivered once."""
     with ShortLanes(tmp_path, pg_dsn, {"one": None}) as scene:
         instance = scene.up()
-        writer = Writer(pg_dsn, pause_s=0.01)
+        writer = Writer(pg_dsn, pause_s=0.05)
         writer.start()
         try:
             scene.wait_delivered(20)
@@ -93,7 +93,7 @@ def test_a_lane_that_was_stopped_past_its_lease_lands_nothing(tmp_path: Path, pg
     """GIVEN a lane stopped (SIGSTOP) WHEN another has taken over and it goes on THEN nothing of it lands."""
     with Scene(tmp_path, pg_dsn, {"one": None}) as scene:
         instance = scene.up()
-        writer = Writer(pg_dsn, pause_s=0.01)
+        writer = Writer(pg_dsn, pause_s=0.05)
         writer.start()
         try:
             scene.wait_delivered(20)

@@ -206,7 +206,7 @@ class EmbeddedPostgres:
                 "log_directory": str(log),
             }
             datafolder.write_settings(
-                self._config, self.data, {**datafolder.DEFAULT_SETTINGS, **self._settings, **own}, self._own
+                self._config, self.data, {**datafolder.settings_for(self.binaries), **self._settings, **own}, self._own
             )
             first_words.unlink(missing_ok=True)
             left_s = max(1, int(deadline - time.monotonic()))

@@ -59,7 +59,7 @@ def die_at_each(names: Sequence[str], scene: Scene, refusing: str, then: str | N
     with the failpoint `then`, which it has not come to."""
     # Refused events are parked, so that the queue's failpoints are reached too.
     scene.receivers[refusing].failing = Failing.parse("422:3%")
-    writer = Writer(scene.dsn)
+    writer = Writer(scene.dsn, pause_s=0.05)
     writer.start()
     try:
         for name in names:

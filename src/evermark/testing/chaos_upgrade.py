@@ -64,7 +64,7 @@ def upgraded(folder: Path, dsn: str, revisions: Sequence[str], warned: str = "")
     """
     receivers = {"one": None, "refusing": Failing.parse("422:10%")}
     with OlderScene(folder, dsn, receivers, revisions) as scene:
-        writer = Writer(dsn)
+        writer = Writer(dsn, pause_s=0.05)
         writer.start()
         try:
             for _ in revisions:

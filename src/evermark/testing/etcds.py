@@ -24,7 +24,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from evermark.testing.processes import end_process
 from evermark.testing.servers import free_port
 
-_START_S = 30.0
+_START_S = 60.0
 _POLL_S = 0.05
 
 

@@ -15,6 +15,7 @@ from evermark.cluster.fence import source_lease
 from evermark.cluster.holding import LIMITS
 from evermark.cluster.kinds import LeaseConfig, open_leases
 from evermark.cluster.members import Members, member_of
+from evermark.errors import UnreachableError
 from evermark.log.commits import read_commit
 from evermark.log.format import CommitNote, note_of
 from evermark.state.connection import State, schema_for
@@ -105,7 +106,10 @@ class InstancesStage(Stage):
         return time.monotonic() - began
 
     def _is_shared(self, names: Collection[str]) -> bool:
-        owners = list(self.owners().values())
+        try:
+            owners = list(self.owners().values())
+        except UnreachableError:
+            return False  # etcd has part of a lease's time to answer: a busy one is asked again
         loads = [owners.count(name) for name in names]
         return sum(loads) == PARTITIONS and max(loads) - min(loads) <= 1
 

@@ -127,8 +127,9 @@ class Instance:
         return text in self.text()
 
     def listens_on(self) -> str | None:
-        """Its address, once it is up."""
-        lines = (json.loads(line) for line in self.log.read_text().splitlines() if line.startswith("{"))
+        """Its address, once it is up. The last line may be half written."""
+        written = self.log.read_text().splitlines(keepends=True)
+        lines = (json.loads(line) for line in written if line.startswith("{") and line.endswith("\n"))
         return next((line["listen"] for line in lines if line["event"] == "up"), None)
 
     def ask(self, path: str) -> tuple[int, str]:
@@ -156,7 +157,7 @@ class Writer(threading.Thread):
     Each transaction costs the instance that reads it a micro-batch, about 30 ms of processor.
     """
 
-    def __init__(self, dsn: str, pause_s: float = 0.05) -> None:
+    def __init__(self, dsn: str, pause_s: float = 0.1) -> None:
         super().__init__(name="writer", daemon=True)
         self._dsn = dsn
         self._pause_s = pause_s

@@ -37,9 +37,9 @@ class TcpProxy:
 
     def cut(self) -> None:
         """Every connection ends, and new ones end at once."""
-        self._is_cut = True
         self._flows.set()
         with self._lock:
+            self._is_cut = True
             ended, self._open = self._open, set()
         for each in ended:
             with suppress(OSError):
@@ -70,7 +70,13 @@ class TcpProxy:
                 near.close()
                 continue
             with self._lock:
-                self._open |= {near, far}
+                passes = not self._is_cut  # it may have been cut since it was asked above
+                if passes:
+                    self._open |= {near, far}
+            if not passes:
+                near.close()
+                far.close()
+                continue
             for source, sink in ((near, far), (far, near)):
                 threading.Thread(target=self._pump, args=(source, sink), name="proxied", daemon=True).start()
 

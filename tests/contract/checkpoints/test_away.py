@@ -67,7 +67,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
     if hangs:
         monkeypatch.setattr("evermark.etcd.client.TIMEOUT_S", 0.5)
     if backend == "etcd":
-        request.getfixturevalue("etcd")  # skips where there is none
+        request.getfixturevalue("etcd_program")  # skips where there is none
         with etcd_server(tmp_path / "etcd") as server:
             if not hangs:
                 yield EtcdStore(server)

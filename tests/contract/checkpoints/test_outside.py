@@ -162,7 +162,7 @@ class TestMongoCheckpoints(OutsideContract):
 
 
 @pytest.fixture
-def guarded(etcd: Etcd, tmp_path: Path) -> Iterator[Etcd]:
+def guarded(etcd_program: None, tmp_path: Path) -> Iterator[Etcd]:
     """An etcd with users: this test's own."""
     with etcd_server(tmp_path / "etcd") as server:
         server.control("user", "add", "root:rootpass")
@@ -176,7 +176,7 @@ def guarded(etcd: Etcd, tmp_path: Path) -> Iterator[Etcd]:
 
 
 def test_s13_a_server_that_hangs_is_given_up_in_its_time(
-    etcd: Etcd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    etcd_program: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """GIVEN an etcd that takes connections and answers nothing WHEN a checkpoint is saved THEN it is unreachable after
     the time-out; and when it goes on, a save that may have landed after all is repeated without harm."""

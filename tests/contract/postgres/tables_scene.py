@@ -97,7 +97,7 @@ def tables_settings(dsn: str, *tables: Any) -> PostgresSettings:
 
 @contextmanager
 def scene(server: PostgresServer, *tables: Any, create: str = "") -> Iterator[Scene]:
-    with fresh_database(server) as dsn, made(dsn, dsn, *tables, create=create) as found:
+    with fresh_database(server) as dsn, made(dsn, server.dsn(), *tables, create=create) as found:
         yield found
 
 

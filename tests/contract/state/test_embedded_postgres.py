@@ -82,7 +82,8 @@ def test_what_was_written_is_there_after_stop_and_start(folder: Path) -> None:
 
 
 def test_access_takes_the_password_and_the_string_handed_out_holds_none(folder: Path) -> None:
-    """Neither the socket alone nor a wrong password lets anybody in; secrets stay in a file of mode 0600."""
+    """Neither the socket alone nor a wrong password lets anybody in; secrets stay in a file of mode 0600. The random
+    password costs a connection one round, and those that people choose as many as ever."""
     with EmbeddedPostgres(folder) as server:
         without = server.dsn().replace("passfile=", "passfile=%2Fnowhere%2F")
         with pytest.raises(psycopg.OperationalError):
@@ -90,6 +91,9 @@ def test_access_takes_the_password_and_the_string_handed_out_holds_none(folder: 
         assert server.password() not in server.dsn()
         assert stat.S_IMODE(server.passfile.stat().st_mode) == 0o600
         assert stat.S_IMODE((folder / "run").stat().st_mode) == 0o700
+        kept = "select rolpassword from pg_authid where rolname = 'postgres'"
+        assert str(one(server.dsn(), kept)).startswith("SCRAM-SHA-256$1:")
+        assert one(server.dsn(), "show scram_iterations") == "4096"
 
 
 def test_last_user_out_stops_the_server(folder: Path) -> None:

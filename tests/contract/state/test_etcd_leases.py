@@ -229,7 +229,7 @@ def test_an_owner_that_etcd_is_away_for_steps_down_before_its_lease_is_over(
 
 
 def test_etcd_is_spoken_to_by_tls_and_shown_a_certificate(
-    etcd: Etcd, state: State, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    etcd_program: None, state: State, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """GIVEN an etcd with certificates of an authority of its own WHEN the file names them THEN leases and checkpoints
     are kept there; who does not know the authority, or shows no certificate, is told that there is no connection."""

@@ -70,7 +70,7 @@ def test_init_says_the_next_commands_in_their_order(tmp_path: Path) -> None:
 @given(name=st.text(max_size=60))
 @example(name="no")
 @example(name="2026")
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=30, deadline=None)  # each is a whole file
 def test_a_folder_of_any_name_gives_a_valid_starter(folder: Path, name: str) -> None:
     """The deployment's name is always one that loads."""
     read(folder, starter(name))
