@@ -303,6 +303,16 @@ class Lanes:
         if not self._stopping.is_set():
             self._on_able(list({each.work.shard: each.work for each in self._able.values()}.values()))
 
+    def _tell_share(self, lane: str) -> None:
+        """Until the last share that the lane was told is the present one: the share may change between reading and
+        telling it, and the lane would keep the old one for as long as nothing changes.
+        """
+        told = False
+        while not told:
+            share = self._share
+            self._channel.tell(lane, SHARE, share)
+            told = share is self._share
+
     # what lanes ask and tell
 
     def _work_of(self, lane: str) -> LaneWork:
@@ -341,7 +351,7 @@ class Lanes:
                 del self._able[name]
             self._able[lane.name] = lane
             self._tell_able()
-        self._channel.tell(lane.name, SHARE, self._share)  # it may have changed since the lane was told its work
+        self._tell_share(lane.name)  # it may have changed since the lane was told its work
         lane.ready.set()
         if lane.began:  # a retry of its task: the attempt before it had begun, and may have let go of some parts
             self._channel.tell(lane.name, BEGIN, *_parts(lane.work))

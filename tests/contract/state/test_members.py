@@ -7,6 +7,9 @@ import socket
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -19,6 +22,7 @@ from evermark.cluster.postgres import PostgresLeases
 from evermark.errors import NotFoundError, StaleError, UnreachableError
 from evermark.log.head import Head, PostgresHeads
 from evermark.state.connection import State
+from evermark.testing.instances import InstancesStage
 from evermark.testing.number_files import NumberFiles
 from evermark.testing.servers import PostgresServer
 from evermark.testing.states import fresh_state
@@ -297,3 +301,29 @@ def test_a_source_is_shared_by_partitions_only_if_it_says_so(tmp_path: object) -
 
     sources = {"numbers": NumberFiles(str(tmp_path), 3), "whole": Whole(str(tmp_path), 3)}
     assert leases_of(sources, range(2)) == {*LEASES, source_lease("whole"), deliver_lease(0), deliver_lease(1)}
+
+
+def test_an_instance_with_the_pid_of_one_before_it_is_not_taken_for_it(
+    tmp_path: Path, pg_server: PostgresServer
+) -> None:
+    """GIVEN a scene that has started many instances, and a machine that gives out their pids again WHEN a new instance
+    has the pid of an earlier one THEN the scene knows each by its own name: it would wait for ever for the new one to
+    own something under the name of the dead."""
+    with fresh_state(pg_server.socket_dsn()) as state:
+        stage = InstancesStage(tmp_path, "")
+        stage.state = state
+        new = this_process("new")
+        dead = replace(new, instance="dead", started=f"{new.started}0")
+        instances: list[Any] = [_Started(), _Started()]
+        for one in (new, dead):
+            _members(state).beat(one, "1", LEASES)
+        assert stage.name_if_any(instances[0]) == "new"
+        Members(state).leave(new)
+        _members(state).beat(replace(new, instance="newer"), "1", LEASES)
+        assert stage.name_if_any(instances[1]) == "newer"
+
+
+class _Started:
+    """An instance of a scene, as far as its process goes."""
+
+    process = SimpleNamespace(pid=os.getpid())

@@ -72,6 +72,24 @@ def test_the_retry_of_a_lane_that_is_being_renewed_is_told_so(monkeypatch: pytes
     assert [order[1] for order in told.orders if order[0] == lane.name] == ["share", "begin", "renew"]
 
 
+def test_a_share_that_changes_while_a_lane_is_told_it_is_the_last_one_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """GIVEN a lane that is ready WHEN its share changes between being read and being told THEN the lane keeps the new
+    one: with the old one it might take nothing until the instances change again, which may be never.
+    """
+    found = lanes(monkeypatch, [])
+    found._share, told = frozenset(), Told()
+    lane, after = found._submit(cast("Any", SimpleNamespace(sources=("shop",), shard=0))), frozenset({"source:shop"})
+
+    def tell(*order: Any) -> bool:
+        if order[1:] == ("share", frozenset()):
+            found.share(after)
+        return told.tell(*order)
+
+    found._channel = SimpleNamespace(tell=tell)
+    found._heard(lane.name, [("lane", "ready", (), {})])
+    assert [order[2] for order in told.orders if order[1] == "share"][-1] == after
+
+
 def test_when_a_lane_fails_whose_next_is_ready_the_next_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """GIVEN a lane and its next WHEN the lane fails THEN the next takes all of its parts, and is not forgotten."""
     monkeypatch.setattr(lanes_module, "_LOOK_EVERY_S", 0.05)
