@@ -19,7 +19,7 @@ from evermark.cluster.fence import alone, deliver_lease, source_lease
 from evermark.cluster.liveness import this_process
 from evermark.cluster.members import Members
 from evermark.cluster.postgres import PostgresLeases
-from evermark.errors import NotFoundError, StaleError, UnreachableError
+from evermark.errors import EngineError, NotFoundError, StaleError, UnreachableError
 from evermark.log.head import Head, PostgresHeads
 from evermark.state.connection import State
 from evermark.testing.instances import InstancesStage
@@ -279,6 +279,22 @@ def test_a_share_that_cannot_be_looked_up_is_all(state: State, monkeypatch: pyte
         away.setattr(Members, "all", _unreachable)
         membership.able(frozenset(LEASES))
     assert told[-1] is None
+
+
+def test_a_share_that_could_not_be_told_is_told_at_the_next_look(state: State) -> None:
+    """GIVEN an instance whose lanes cannot be told their share WHEN it looks again, and nothing else has changed THEN
+    they are told: they would take nothing until the instances change."""
+    membership, told = Membership(state, PostgresLeases(state), A), list[frozenset[str] | None]()
+    membership.able(frozenset(LEASES[:1]))
+
+    def cannot(_: frozenset[str] | None) -> None:
+        raise EngineError("the lane does not listen")
+
+    membership._leases, membership._on_share = frozenset(LEASES), cannot
+    assert not membership._look()
+    membership._on_share = told.append
+    assert membership._look()
+    assert told == [frozenset(LEASES)]
 
 
 def _unreachable(_: Members) -> None:
