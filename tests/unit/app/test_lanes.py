@@ -24,7 +24,7 @@ def lanes(monkeypatch: pytest.MonkeyPatch, cancelled: list[str]) -> Any:
     found._runtime, found._lanes, found._context, found._waiting = Threads(), {}, None, {}
     found._share = frozenset({"deliver"})
     found._able, found._on_able, found._telling_able = {}, lambda _: None, threading.Lock()
-    found._stopping = found._runtime.wake()
+    found._stopping, found._hurry, found._late_in_a_row = found._runtime.wake(), found._runtime.wake(), {}
     monkeypatch.setattr(Lanes, "_job", lambda _self, _lane: None)
     monkeypatch.setattr("evermark.spark.job.cancel_long_task", lambda _spark, name: cancelled.append(name))
     return found
@@ -127,6 +127,32 @@ def test_a_lane_that_nobody_runs_or_that_is_silent_is_said(monkeypatch: pytest.M
     assert found.stalled() == {}
     lane.heard_at -= lanes_module._STALLED_AFTER_S + 1
     assert found.stalled() == {"chat": "lane 3 is silent"}
+
+
+def test_a_spark_that_begins_no_lane_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """GIVEN two lanes that Spark did not begin in their time, one after the other THEN Spark has to be started again;
+    not after the first, not while a lane of another shard runs, and not where the next one began, though it failed."""
+    monkeypatch.setattr(lanes_module, "_READY_MAX_S", 0.05)
+    monkeypatch.setattr(lanes_module, "_LOOK_EVERY_S", 0.02)
+    found = lanes(monkeypatch, [])
+    found._channel = Told()
+
+    def submit(shard: int = 0) -> Any:
+        return found._submit(cast("Any", SimpleNamespace(sources=(), shard=shard)))
+
+    def late() -> str | None:
+        assert found._kept(submit()).error is not None
+        return cast("str | None", found.stuck())
+
+    assert [late() is None, late() is None] == [True, False]
+    found._is_ready(submit(shard=1))
+    assert found.stuck() is None
+    found._able.clear()
+    failed = submit()
+    failed.error = "State is away"
+    failed.ended.set()
+    found._kept(failed)
+    assert found.stuck() is None
 
 
 def test_a_next_lane_that_fails_takes_no_work_from_the_one_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
