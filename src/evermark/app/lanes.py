@@ -47,6 +47,8 @@ _SILENT_MAX_S = 20.0
 # How long a lane may take to be ready: a start of Spark's Python takes seconds, of a busy machine many.
 _READY_MAX_S = 120.0
 _LATE = f"was not ready within {_READY_MAX_S:g} s"
+# Lanes in a row that Spark did not so much as begin in their time: what hangs is Spark, not the lane.
+_LATE_MAX = 2
 # Without a word of its lane for this long nothing is read or delivered: health says so.
 _STALLED_AFTER_S = 10.0
 # A lane that ran this long before it failed was healthy: the failure counts as a first.
@@ -114,6 +116,7 @@ class Lanes:
         self._telling_able = threading.Lock()
         self._lanes: dict[str, _Submitted] = {}
         self._waiting: dict[int, float] = {}  # by shard, since when its lane is not in charge
+        self._late_in_a_row: dict[int, int] = {}  # by shard
         self._runtime = Threads()
         self._stopping = self._runtime.wake()
         self._hurry = self._runtime.wake()
@@ -175,6 +178,14 @@ class Lanes:
                 found |= dict.fromkeys(lane.work.sources, f"lane {lane.work.shard} is silent")
         return found
 
+    def stuck(self) -> str | None:
+        """Why this Spark cannot be used any more, though it answers. One Python process that hangs when it begins keeps
+        Spark from beginning others, and a lane that is submitted again waits behind it.
+        """
+        if self._able or max(list(self._late_in_a_row.values()), default=0) < _LATE_MAX:
+            return None
+        return f"Spark began none of {_LATE_MAX} lanes within {_READY_MAX_S:g} s each"
+
     def _run(self, work: LaneWork) -> None:
         failures = 0
         lane: _Submitted | None = None
@@ -194,8 +205,10 @@ class Lanes:
         """Run a lane until it has ended. Returns the lane that follows it, itself if it failed, or None."""
         while not any_set((lane.ready, lane.ended, self._stopping)):
             if self._late(lane):
+                self._late_in_a_row[lane.work.shard] = 1 + self._late_in_a_row.get(lane.work.shard, 0)
                 return self._given_up(lane, _LATE)
             self._runtime.wait(_LOOK_EVERY_S, lane.ready, lane.ended, self._stopping)
+        self._late_in_a_row.pop(lane.work.shard, None)
         if not lane.ready.is_set():
             return self._end(lane)
         lane.began = lane.heard_at = time.monotonic()
@@ -312,6 +325,16 @@ class Lanes:
         if not self._stopping.is_set():
             self._on_able(list({each.work.shard: each.work for each in self._able.values()}.values()))
 
+    def _tell_share(self, lane: str) -> None:
+        """Until the last share that the lane was told is the present one: the share may change between reading and
+        telling it, and the lane would keep the old one for as long as nothing changes.
+        """
+        told = False
+        while not told:
+            share = self._share
+            self._channel.tell(lane, SHARE, share)
+            told = share is self._share
+
     # what lanes ask and tell
 
     def _work_of(self, lane: str) -> LaneWork:
@@ -351,7 +374,7 @@ class Lanes:
                 del self._able[name]
             self._able[lane.name] = lane
             self._tell_able()
-        self._channel.tell(lane.name, SHARE, self._share)  # it may have changed since the lane was told its work
+        self._tell_share(lane.name)  # it may have changed since the lane was told its work
         lane.ready.set()
         if lane.began:  # a retry of its task: the attempt before it had begun, and may have let go of some parts
             self._channel.tell(lane.name, BEGIN, *_parts(lane.work))

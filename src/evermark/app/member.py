@@ -181,8 +181,8 @@ class Membership:
                 if share is not None:
                     said = {"leases": sorted(share)[:_SAID_MAX], "count": len(share), "of": len(self._leases)}
                     self._log.info("share of the work", **said, other_instances=self._others)
-                self.share = share
                 self._on_share(share)
+                self.share = share  # not before: a share that could not be told is told at the next look
 
     def _tried(self, step: Callable[[], None]) -> bool:
         try:

@@ -336,6 +336,8 @@ class Pipeline:
         before: Mapping[str, str] = {}
         while not self._stopping.wait(_LOOK_EVERY_S):
             trouble = engine.trouble() or self._dead_thread
+            if trouble is None and not engine.on_cluster:  # which may be full for as long as others want it
+                trouble = lanes.stuck()
             names = self.config.sources.keys() | self._given.keys()
             stalled = dict.fromkeys(names, _NO_EXECUTOR) if engine.idle() else lanes.stalled()
             self._say_stalled({name: why for name, why in stalled.items() if name in before})

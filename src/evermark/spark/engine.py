@@ -33,7 +33,7 @@ class Engine:
         """`on_cluster`: executors are processes of their own, and may be none."""
         self.context = context
         self._executors: list[int] = []  # that Spark knew at its first beats, and knows just now
-        self._on_cluster = on_cluster
+        self.on_cluster = on_cluster
         self._stopped = False
         gateway: Any = SparkContext._gateway  # noqa: SLF001 - nothing public knows the JVM's process
         self._jvm: subprocess.Popen[bytes] = gateway.proc
@@ -94,7 +94,7 @@ class Engine:
             with suppress(Exception):  # an error is no answer: `trouble` counts those
                 self._clock.nanoTime()
                 self._looks_without_answer = 0
-                if self._on_cluster:
+                if self.on_cluster:
                     self._stopped = bool(self._spark.isStopped())
                     # The driver is in that list, too.
                     known = len(self._spark.statusTracker().getExecutorInfos()) - 1

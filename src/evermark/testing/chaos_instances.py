@@ -42,7 +42,7 @@ class InstancesFaulted:
         self._stage, self._dsn, self._etcd_url, self._stack = stage, dsn, etcd_url, stack
         self._random = random.Random(seed)
         self._running: list[_Running] = []
-        self._refusals: dict[int, float] = {}  # by process: the last count it showed
+        self._refusals: dict[Instance, float] = {}  # the last count it showed
         self.faults: Counter[str] = Counter()
         self.takeovers_s: list[float] = []
         self.pauses_s: list[float] = []
@@ -165,7 +165,7 @@ class InstancesFaulted:
 
     def _count(self, victim: _Running) -> float:
         counted = self._stage.refusals(victim.instance)
-        self._refusals[victim.instance.process.pid] = counted
+        self._refusals[victim.instance] = counted
         return counted
 
 

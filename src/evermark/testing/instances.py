@@ -14,6 +14,7 @@ import psutil
 from evermark.cluster.fence import source_lease
 from evermark.cluster.holding import LIMITS
 from evermark.cluster.kinds import LeaseConfig, open_leases
+from evermark.cluster.liveness import is_gone
 from evermark.cluster.members import Members, member_of
 from evermark.errors import UnreachableError
 from evermark.log.commits import read_commit
@@ -56,7 +57,7 @@ class InstancesStage(Stage):
         self.files = NumberFiles(str(folder), PARTITIONS)
         self.state = State(lambda: state_dsn, schema_for("scene"))
         self._leases = open_leases(leases, self.state)
-        self._names: dict[int, str] = {}  # by process
+        self._names: dict[Instance, str] = {}  # not by pid: many starts later another process has it
         self._noted: dict[int, list[tuple[CommitNote, float]]] = defaultdict(list)  # by partition
         self._noted_to = -1  # version of the log's table
         self.commits_seen = 0
@@ -123,11 +124,11 @@ class InstancesStage(Stage):
         return self.name_if_any(instance) or until(announced, "the instance announces itself") or ""
 
     def name_if_any(self, instance: Instance) -> str | None:
-        pid = instance.process.pid
-        if pid not in self._names:
-            found = [name for name, each in Members(self.state).all().items() if each.holder.pid == pid]
-            self._names.update((pid, name) for name in found)
-        return self._names.get(pid)
+        if instance not in self._names:
+            holders = [each.holder for each in Members(self.state).all().values()]
+            mine = [each for each in holders if each.pid == instance.process.pid and not is_gone(each)]
+            self._names.update((instance, each.instance) for each in mine)
+        return self._names.get(instance)
 
     def refusals(self, instance: Instance) -> float:
         lines = instance.ask("/metrics")[1].splitlines()

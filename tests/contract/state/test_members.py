@@ -7,6 +7,9 @@ import socket
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -16,9 +19,10 @@ from evermark.cluster.fence import alone, deliver_lease, source_lease
 from evermark.cluster.liveness import this_process
 from evermark.cluster.members import Members
 from evermark.cluster.postgres import PostgresLeases
-from evermark.errors import NotFoundError, StaleError, UnreachableError
+from evermark.errors import EngineError, NotFoundError, StaleError, UnreachableError
 from evermark.log.head import Head, PostgresHeads
 from evermark.state.connection import State
+from evermark.testing.instances import InstancesStage
 from evermark.testing.number_files import NumberFiles
 from evermark.testing.servers import PostgresServer
 from evermark.testing.states import fresh_state
@@ -277,6 +281,22 @@ def test_a_share_that_cannot_be_looked_up_is_all(state: State, monkeypatch: pyte
     assert told[-1] is None
 
 
+def test_a_share_that_could_not_be_told_is_told_at_the_next_look(state: State) -> None:
+    """GIVEN an instance whose lanes cannot be told their share WHEN it looks again, and nothing else has changed THEN
+    they are told: they would take nothing until the instances change."""
+    membership, told = Membership(state, PostgresLeases(state), A), list[frozenset[str] | None]()
+    membership.able(frozenset(LEASES[:1]))
+
+    def cannot(_: frozenset[str] | None) -> None:
+        raise EngineError("the lane does not listen")
+
+    membership._leases, membership._on_share = frozenset(LEASES), cannot
+    assert not membership._look()
+    membership._on_share = told.append
+    assert membership._look()
+    assert told == [frozenset(LEASES)]
+
+
 def _unreachable(_: Members) -> None:
     raise UnreachableError("State does not answer")
 
@@ -297,3 +317,29 @@ def test_a_source_is_shared_by_partitions_only_if_it_says_so(tmp_path: object) -
 
     sources = {"numbers": NumberFiles(str(tmp_path), 3), "whole": Whole(str(tmp_path), 3)}
     assert leases_of(sources, range(2)) == {*LEASES, source_lease("whole"), deliver_lease(0), deliver_lease(1)}
+
+
+def test_an_instance_with_the_pid_of_one_before_it_is_not_taken_for_it(
+    tmp_path: Path, pg_server: PostgresServer
+) -> None:
+    """GIVEN a scene that has started many instances, and a machine that gives out their pids again WHEN a new instance
+    has the pid of an earlier one THEN the scene knows each by its own name: it would wait for ever for the new one to
+    own something under the name of the dead."""
+    with fresh_state(pg_server.socket_dsn()) as state:
+        stage = InstancesStage(tmp_path, "")
+        stage.state = state
+        new = this_process("new")
+        dead = replace(new, instance="dead", started=f"{new.started}0")
+        instances: list[Any] = [_Started(), _Started()]
+        for one in (new, dead):
+            _members(state).beat(one, "1", LEASES)
+        assert stage.name_if_any(instances[0]) == "new"
+        Members(state).leave(new)
+        _members(state).beat(replace(new, instance="newer"), "1", LEASES)
+        assert stage.name_if_any(instances[1]) == "newer"
+
+
+class _Started:
+    """An instance of a scene, as far as its process goes."""
+
+    process = SimpleNamespace(pid=os.getpid())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
@@ -20,9 +21,11 @@ from evermark.testing.until import until
 class Thread:
     """A part of the pipeline: a thread that goes on, ends by itself, or cannot be ended."""
 
-    def __init__(self, *, ended: bool = False, ends: bool = True) -> None:
+    def __init__(self, *, ended: bool = False, ends: bool = True, stuck: str | None = None) -> None:
         self.ended = ended
         self._ends = ends
+        self._stuck = stuck
+        self.on_look: Callable[[], None] = lambda: None
 
     def stop(self) -> None:
         self.ended = self.ended or self._ends
@@ -34,12 +37,16 @@ class Thread:
         return self.ended
 
     def stalled(self) -> dict[str, str]:
+        self.on_look()
         return {}
+
+    def stuck(self) -> str | None:
+        return self._stuck
 
 
 class Spark:
-    def __init__(self, trouble: str | None = None) -> None:
-        self._trouble = trouble
+    def __init__(self, trouble: str | None = None, *, on_cluster: bool = False) -> None:
+        self._trouble, self.on_cluster = trouble, on_cluster
 
     def trouble(self) -> str | None:
         return self._trouble
@@ -66,6 +73,14 @@ def test_a_dead_jvm_is_noticed_and_counted() -> None:
 def test_a_thread_of_the_lanes_that_ended_is_noticed() -> None:
     """GIVEN Spark that is well WHEN the thread that keeps the lanes has ended THEN the watch says so."""
     assert watched(pipeline(), Spark(), Thread(ended=True)) == "the thread of a lane ended"
+
+
+def test_a_spark_that_begins_nothing_is_noticed_on_one_machine() -> None:
+    """GIVEN Spark that answers, and begins no lane THEN the watch says so; a cluster may be full for long."""
+    assert watched(pipeline(), Spark(), Thread(stuck="no lane")) == "no lane"
+    found, lanes = pipeline(), Thread(stuck="no lane")
+    lanes.on_look = found.stop
+    assert watched(found, Spark(on_cluster=True), lanes) is None
 
 
 def test_being_told_to_stop_is_no_trouble() -> None:

@@ -24,7 +24,7 @@ def lanes(monkeypatch: pytest.MonkeyPatch, cancelled: list[str]) -> Any:
     found._runtime, found._lanes, found._context, found._waiting = Threads(), {}, None, {}
     found._share = frozenset({"deliver"})
     found._able, found._on_able, found._telling_able = {}, lambda _: None, threading.Lock()
-    found._stopping = found._runtime.wake()
+    found._stopping, found._hurry, found._late_in_a_row = found._runtime.wake(), found._runtime.wake(), {}
     monkeypatch.setattr(Lanes, "_job", lambda _self, _lane: None)
     monkeypatch.setattr("evermark.spark.job.cancel_long_task", lambda _spark, name: cancelled.append(name))
     return found
@@ -70,6 +70,24 @@ def test_the_retry_of_a_lane_that_is_being_renewed_is_told_so(monkeypatch: pytes
     lane.began, lane.successor = 1.0, successor
     found._heard(lane.name, [("lane", "ready", (), {})])
     assert [order[1] for order in told.orders if order[0] == lane.name] == ["share", "begin", "renew"]
+
+
+def test_a_share_that_changes_while_a_lane_is_told_it_is_the_last_one_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """GIVEN a lane that is ready WHEN its share changes between being read and being told THEN the lane keeps the new
+    one: with the old one it might take nothing until the instances change again, which may be never.
+    """
+    found = lanes(monkeypatch, [])
+    found._share, told = frozenset(), Told()
+    lane, after = found._submit(cast("Any", SimpleNamespace(sources=("shop",), shard=0))), frozenset({"source:shop"})
+
+    def tell(*order: Any) -> bool:
+        if order[1:] == ("share", frozenset()):
+            found.share(after)
+        return told.tell(*order)
+
+    found._channel = SimpleNamespace(tell=tell)
+    found._heard(lane.name, [("lane", "ready", (), {})])
+    assert [order[2] for order in told.orders if order[1] == "share"][-1] == after
 
 
 def test_when_a_lane_fails_whose_next_is_ready_the_next_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,6 +160,32 @@ def test_a_lane_that_nobody_runs_or_that_is_silent_is_said(monkeypatch: pytest.M
     assert found.stalled() == {}
     lane.heard_at -= lanes_module._STALLED_AFTER_S + 1
     assert found.stalled() == {"chat": "lane 3 is silent"}
+
+
+def test_a_spark_that_begins_no_lane_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """GIVEN two lanes that Spark did not begin in their time, one after the other THEN Spark has to be started again;
+    not after the first, not while a lane of another shard runs, and not where the next one began, though it failed."""
+    monkeypatch.setattr(lanes_module, "_READY_MAX_S", 0.05)
+    monkeypatch.setattr(lanes_module, "_LOOK_EVERY_S", 0.02)
+    found = lanes(monkeypatch, [])
+    found._channel = Told()
+
+    def submit(shard: int = 0) -> Any:
+        return found._submit(cast("Any", SimpleNamespace(sources=(), shard=shard)))
+
+    def late() -> str | None:
+        assert found._kept(submit()).error is not None
+        return cast("str | None", found.stuck())
+
+    assert [late() is None, late() is None] == [True, False]
+    found._is_ready(submit(shard=1))
+    assert found.stuck() is None
+    found._able.clear()
+    failed = submit()
+    failed.error = "State is away"
+    failed.ended.set()
+    found._kept(failed)
+    assert found.stuck() is None
 
 
 def test_a_next_lane_that_fails_takes_no_work_from_the_one_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
