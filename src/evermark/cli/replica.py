@@ -30,7 +30,7 @@ from evermark.observe.logging import set_up_logging
 from evermark.replicas.auth import new_key
 from evermark.replicas.diff import differences
 from evermark.replicas.node import ReplicaNode, ReplicaService, now_ms, open_store
-from evermark.replicas.ranges import Ranges, held_as_json
+from evermark.replicas.ranges import Ranges, gaps, held_as_json
 from evermark.replicas.replica import Replica
 from evermark.replicas.settings import PeerSettings, ReplicaFolder, ReplicaSettings, resolved
 from evermark.replicas.snapshots import Snapshots
@@ -153,13 +153,13 @@ def list_(data: DataOption = _DATA, as_json: JsonOption = False) -> None:
     evicted, now = store.evicted(), now_ms()
     tables: list[dict[str, Any]] = []
     for name, table in store.tables().items():
-        held, floors = store.held(name), replica.upkeep.floors(name)
-        missing = sum(end - start + 1 for ranges in held.values() for start, end in ranges.missing)
-        columns = list(table.columns)
+        given_up, floors = store.lost(name), replica.upkeep.floors(name)
+        missing = gaps(store.held(name), given_up)
+        columns, count = list(table.columns), sum(ranges.count for ranges in missing.values())
         _warn_of_columns(replica, name)
-        found = {"table": name, **asdict(store.counts(name)), "columns": columns, "missing": missing}
-        gaps = held_as_json({origin: ranges.missing for origin, ranges in held.items()})
-        tables.append(found | {"gaps": gaps, "holding": list(floors.holding)})
+        found = {"table": name, **asdict(store.counts(name)), "columns": columns, "missing": count}
+        numbers = {"gaps": held_as_json(missing), "given_up": held_as_json(given_up)}
+        tables.append(found | numbers | {"holding": list(floors.holding)})
     members: list[dict[str, Any]] = []
     for name, member in sorted(store.members().items()):
         lag = None

@@ -37,6 +37,7 @@ _STORED = {
     Kind.BYTES: "+{0} >= x''",
 }
 _INTEGERS = (Kind.INTEGER, Kind.BOOLEAN)
+_SEQUENCE = ("table", "sqlite_sequence", "CREATE TABLE sqlite_sequence(name,seq)")  # SQLite makes it for AUTOINCREMENT
 _PAGE_BYTES = 65536  # the largest there are: a dump takes a fifth less than with pages of the usual size
 _NUMBERS = ("hlc", "origin_seq")
 _NUMBER_MAX = 2**62 - 1
@@ -150,7 +151,9 @@ def _check_pages(spec: Table, files: Sequence[Path], schema: str, name: str) -> 
 @contextmanager
 def _opened(spec: Table, files: Sequence[Path]) -> Iterator[sqlite3.Connection]:
     try:
-        with closing(sqlite3.connect(f"{files[0].resolve().as_uri()}?mode=ro", uri=True)) as connection:
+        # Not `mode=ro`: SQLite has no CHECK constraints in a file that it opens for reading.
+        with closing(sqlite3.connect(f"{files[0].resolve().as_uri()}?mode=rw", uri=True)) as connection:
+            connection.execute("pragma query_only = on")
             connection.execute("pragma trusted_schema = off")
             connection.execute("pragma cell_size_check = on")
             connection.execute("attach ? as versions", [str(files[1])])
@@ -167,9 +170,9 @@ def check_form(spec: Table, files: Sequence[Path], form: Sequence[Sequence[Any]]
             list(row)
             for schema in _SCHEMAS
             for row in connection.execute(f"select type, name, sql from {schema}.sqlite_master where sql is not null")
-            if row[1] != "sqlite_sequence"
+            if row != _SEQUENCE
         ]
-    if sorted(found) != sorted(map(list, form)):
+    if sorted(found, key=repr) != sorted(map(list, form), key=repr):  # a field of a peer's may be of any kind
         raise _not_native(spec, "its tables are others")
 
 

@@ -20,6 +20,7 @@ from evermark.replicas.client import HttpPeer
 from evermark.replicas.identity import claim
 from evermark.replicas.local_node import LocalNode
 from evermark.replicas.meetings import Synced
+from evermark.replicas.ranges import gaps
 from evermark.replicas.replica import Replica
 from evermark.replicas.server import ReplicaServer
 from evermark.replicas.settings import ReplicaFolder, ReplicaSettings, is_dsn
@@ -128,7 +129,10 @@ class ReplicaMetrics:
             registry=self.registry,
         )
         self.missing = Gauge(
-            "evermark_replica_missing", "Numbers below the highest that are not here", ["table"], registry=self.registry
+            "evermark_replica_missing",
+            "Numbers below the highest that are neither here nor given up",
+            ["table"],
+            registry=self.registry,
         )
         self.heard = Gauge(
             "evermark_replica_silent_seconds", "Since a member was last heard of", ["member"], registry=self.registry
@@ -229,9 +233,8 @@ class ReplicaService:
                     counts = replica.store.counts(table)
                     for what in ("rows", "events", "tombstones"):
                         self.metrics.rows.labels(table, what).set(getattr(counts, what))
-                    held = replica.store.held(table)
-                    missing = sum(end - start + 1 for ranges in held.values() for start, end in ranges.missing)
-                    self.metrics.missing.labels(table).set(missing)
+                    missing = gaps(replica.store.held(table), replica.store.lost(table))
+                    self.metrics.missing.labels(table).set(sum(ranges.count for ranges in missing.values()))
                 for name, member in replica.store.members().items():
                     self.metrics.heard.labels(name).set((now_ms() - member.heard_ms) / 1000 if member.said else -1)
                 replica.store.close()

@@ -104,6 +104,11 @@ def lacking(have: Held, wanted: Held) -> dict[str, Ranges]:
     return {origin: ranges for origin, ranges in found.items() if ranges}
 
 
+def gaps(held: Held, given_up: Held) -> dict[str, Ranges]:
+    """Numbers below the highest of their origin that are not here, and that somebody may still bring."""
+    return lacking(given_up, {origin: ranges.missing for origin, ranges in held.items()})
+
+
 def held_as_json(held: Held) -> dict[str, list[list[int]]]:
     return {origin: [list(part) for part in ranges] for origin, ranges in sorted(held.items()) if ranges}
 

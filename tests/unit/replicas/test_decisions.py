@@ -26,7 +26,7 @@ from evermark.replicas.event import (
 )
 from evermark.replicas.members import Member, Said, floors, heard, may_give_up, settled, silent
 from evermark.replicas.paging import SnapshotRequired, coverage, stretches, wanted
-from evermark.replicas.ranges import Ranges, held_as_json, held_from, lacking, ranges_from, union
+from evermark.replicas.ranges import Ranges, gaps, held_as_json, held_from, lacking, ranges_from, union
 from evermark.replicas.values import Kind, Table, canonical, record_id, split_record_id
 
 numbers = st.sets(st.integers(1, 60), max_size=40)
@@ -282,6 +282,16 @@ def test_what_is_held_survives_the_wire(held: dict[str, set[int]]) -> None:
 def _member(name: str, held: dict[str, Ranges] | None, origin: str | None = None) -> Member:
     said = None if held is None else Said(origin or f"{name}.000000000001aaaaaaaa", 1, {"t": held}, {"t": 1})
     return Member(name, said)
+
+
+def test_r9_what_was_given_up_is_missing_no_more() -> None:
+    """GIVEN gaps of two origins, and numbers of one that were given up THEN the others are what is missing."""
+    held = {"a": Ranges(((1, 1), (4, 4), (9, 9))), "b": Ranges(((2, 2),)), "c": Ranges.through(7)}
+    assert gaps(held, {}) == {"a": Ranges(((2, 3), (5, 8))), "b": Ranges(((1, 1),))}
+    assert gaps(held, {"a": Ranges(((2, 5),)), "c": Ranges(((9, 9),))}) == {
+        "a": Ranges(((6, 8),)),
+        "b": Ranges(((1, 1),)),
+    }
 
 
 def test_r9_numbers_are_given_up_only_when_no_member_may_have_them() -> None:
