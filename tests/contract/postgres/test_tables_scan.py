@@ -54,6 +54,8 @@ def test_odd_text_is_read_as_it_is_streamed(server: PostgresServer) -> None:
             at.db.execute("insert into t values (%s, %s, %s)", (number, text, odd[-number]))
         assert said(scanned(at)) == said(at.changes())
         assert [json.loads(row["payload"])["a"] for row in scanned(at)] == odd
+        alone = [scanned(at, KeyRange((str(n - 1),), (str(n),))) for n in range(len(odd))]
+        assert said([row for rows in alone for row in rows]) == said(at.changes())
 
 
 def test_the_publication_says_which_columns_and_rows(server: PostgresServer) -> None:

@@ -35,6 +35,7 @@ from evermark.sources.postgres.target import PostgresTarget, TableChoice
 BATCH_ROWS_MAX = 32 * 1024
 BATCH_BYTES_MAX = 8 * 1024 * 1024
 _TAB, _NEWLINE = b"\t\n"
+_ESCAPE = b"\\"
 # What COPY writes for characters that would end a value or row. The backslash comes first, as a byte that no text has.
 _BACKSLASH = b"\0"
 _ESCAPES = (
@@ -188,9 +189,13 @@ class TableScan:
         view, names = View(data), self.relation.columns
         start, length = _cells(view, rows, len(names), self.relation.stream)
         bad = np.zeros(rows, np.bool_)
+        has_escapes, every = _ESCAPE in data, np.ones(rows, np.bool_)
         columns = {}
         for number, name in enumerate(names):
-            text = _text(view, start[:, number], length[:, number], self._encoding, bad)
+            cells = start[:, number], length[:, number]
+            raw = _unescaped(view, *cells) if has_escapes else gather(view, *cells, every)
+            text, odd = decoded(raw, self._encoding)
+            bad |= odd
             made = column(text, self.table.types[number])
             columns[number] = made.hashed() if name in self.table.hashed else made
         built = {"payload": payload_of(self.table, columns, rows), "key": key_of(self.table, columns, rows)}
@@ -252,41 +257,45 @@ def _as_the_server_writes(link: Link) -> str:
 
 def _joined(messages: Iterable[list[memoryview]]) -> Iterator[tuple[int, bytes]]:
     """Rows, one to a message, joined so that decoding works on enough of them at once."""
-    parts: list[memoryview] = []
-    size = 0
+    parts: list[bytes] = []
+    rows = size = 0
     for some in messages:
-        more = sum(map(len, some))
-        if parts and (size + more > BATCH_BYTES_MAX or len(parts) + len(some) > BATCH_ROWS_MAX):
-            yield len(parts), b"".join(parts)
-            parts, size = [], 0
-        parts += some
-        size += more
+        # At once: thousands of messages that are held make Python's collector of cycles look at all of them, again and
+        # again, which takes longer than all else that is done with a row.
+        more = b"".join(some)
+        if parts and (size + len(more) > BATCH_BYTES_MAX or rows + len(some) > BATCH_ROWS_MAX):
+            yield rows, b"".join(parts)
+            parts, rows, size = [], 0, 0
+        parts.append(more)
+        rows += len(some)
+        size += len(more)
     if parts:
-        yield len(parts), b"".join(parts)
+        yield rows, b"".join(parts)
 
 
 def _cells(view: View, rows: int, columns: int, stream: str) -> tuple[I64, I64]:
     """Where each value begins, and how long it is: rows by columns. Within a value there is neither tab nor newline."""
-    ends = np.flatnonzero((view.u8 == _TAB) | (view.u8 == _NEWLINE))
+    ends = np.flatnonzero(view.u8 <= _NEWLINE)  # smaller ones than a tab are rare: one look at most bytes is enough
+    if len(ends) and view.u8[ends].min() < _TAB:
+        ends = ends[view.u8[ends] >= _TAB]
     if len(ends) != rows * columns or not bool(np.all(view.u8[ends[columns - 1 :: columns]] == _NEWLINE)):
         raise FormatError(f"rows of {stream} do not have {columns} columns", hint="report this, with the log")
     starts = np.concatenate([np.zeros(1, np.int64), ends[:-1] + 1])
     return starts.reshape(rows, columns), (ends - starts).reshape(rows, columns)
 
 
-def _text(view: View, start: I64, length: I64, encoding: str, bad: Mask) -> pa.Array:
+def _unescaped(view: View, start: I64, length: I64) -> pa.Array:
+    """Values as they were before COPY wrote them, which writes a backslash for null, and before some characters."""
     null = length == 2
     maybe = np.flatnonzero(null)
     if len(maybe):
         null[maybe] = np.all(view.blocks(start[maybe], 2) == np.frombuffer(b"\\N", np.uint8), axis=1)
     raw = gather(view, start, np.where(null, 0, length), ~null)
     data = raw.buffers()[2]
-    if data is not None and b"\\" in memoryview(data).tobytes():
+    if data is not None and _ESCAPE in memoryview(data).tobytes():
         for written, plain in _ESCAPES:
             raw = pc.replace_substring(raw, written, plain)
-    text, odd = decoded(raw, encoding)
-    bad |= odd
-    return text
+    return raw
 
 
 def _texts(columns: Sequence[str]) -> sql.Composed:

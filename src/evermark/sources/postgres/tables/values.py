@@ -165,8 +165,7 @@ def _timestamps(text: pa.Array) -> pa.Array:
     data = data.copy()
     data[blanks] = ord("T")
     text = pa.Array.from_buffers(pa.string(), len(text), [None, pa.py_buffer(ends - ends[0]), pa.py_buffer(data)])
-    last = data[(ends[1:] - ends[0] - 3)[:, None] + np.arange(3)]
-    if bool((last == np.frombuffer(b"+00", np.uint8)).all()):
+    if pc.all(pc.ends_with(text, "+00")).as_py():
         return pc.binary_join_element_wise(text, ":00", "")
     return pc.replace_substring(text, "+00", "+00:00", max_replacements=1)
 
