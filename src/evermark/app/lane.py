@@ -7,7 +7,6 @@ begins where the work stands, not where the first attempt began. It ends when th
 from __future__ import annotations
 
 import gc
-import math
 import os
 import queue
 import sys
@@ -65,6 +64,8 @@ _WARMING_S_MAX = 20.0
 _PASSED_ON_AT_ONCE = 4
 _PASS_ON_EVERY_S = 0.2
 _DRAIN_LOOK_S = 0.02
+# A batch that has been read for so long when the lane is renewed may need any time: the lane goes on until it is taken.
+_LONG_BATCH_S = 1.0
 _CALLS_SHOWN, _STACKS_MAX = 6, 20_000  # of a lane with a loop that hangs
 Order = tuple[Any, ...]  # BEGIN with the names of parts; RENEW; STOP; HURRY; TAKEN with a span; SHARE with leases
 _DRIVER_GONE, _LOOP_HANGS = 70, 71  # exit codes
@@ -121,7 +122,7 @@ class DriverTasks:
     def deliver(self, assignments: Sequence[Assignment], options: DeliveryOptions) -> list[Outcome]:
         """Few rows are matched and posted by the lane itself, but for subscriptions that Spark has to match; many by
         tasks. Of those behind, the ones that Spark has to match are then a job of their own; the live group is one job,
-        in which a slow receiver is seen beside the others.
+        in which who is slow is seen beside the others.
         """
         if not is_small(assignments):
             apart = options.slack_s is None
@@ -303,7 +304,7 @@ class _Lane:
             **{source_part(runner.name): runner for runner in self._sources},
         }
         self._begun: set[str] = set()
-        self._stop = self._hurry = False  # what the driver said last, while this lane ends
+        self._hurry = False
 
     def run(self) -> None:
         dead: list[str] = []
@@ -344,13 +345,20 @@ class _Lane:
             self._log.warning("predicates were not vetted beforehand; the first batch waits for it", reason=str(error))
 
     def _obey(self, dead: list[str]) -> None:
-        renewed = False
+        """Until the lane has ended in order, or a thread has ended that must not.
+
+        A lane that is renewed goes on with all its work while a source of it is in the middle of a long batch, and lets
+        go of that source first: cut off there, the next lane would read the batch again, and be cut off, too.
+        """
+        asked = renewed = False
+        first: list[SourceRunner] = []  # to be let go of
         while not dead:
             with suppress(queue.Empty):
                 order, *parts = self._orders.get(timeout=_DRAIN_LOOK_S if renewed else _LOOK_EVERY_S)
-                if order == RENEW:
-                    renewed = True
-                    self._delivery.drain()
+                if order == RENEW and not asked:
+                    asked, first = True, self._stopped_behind_long_batches()
+                elif order == RENEW:
+                    pass  # a lane that was to follow has failed, and another is there
                 elif order == TAKEN:
                     self._delivery.on_told(*parts)
                 elif order == SHARE:
@@ -361,22 +369,36 @@ class _Lane:
                 else:
                     self._shut_down()
                     return
+            if asked and not renewed and all(runner.join(0.0) for runner in first):
+                renewed = True
+                self._delivery.drain()
             if renewed and self._delivery.drained():
                 self._pass_on()
-                self._shut_down(renewed=True)
+                self._shut_down()
                 return
-            self._end_if_hanging()
-            dead += [f"the thread {part} ended" for part in self._begun if self._parts[part].join(0.0)]
+            hanging = [each.hangs for each in self._parts.values() if each.hangs is not None]
+            if hanging:
+                self._end_hanging(hanging[0])
+                return
+            running = {part: self._parts[part] for part in self._begun if self._parts[part] not in first}
+            dead += [f"the thread {part} ended" for part, runner in running.items() if runner.join(0.0)]
         self._log.error("the lane ends, and is started again", reason=dead[0])
         raise EngineError(dead[0])
 
-    def _end_if_hanging(self) -> None:
+    def _stopped_behind_long_batches(self) -> list[SourceRunner]:
+        """Sources in the middle of a long batch, told to stop behind it."""
+        found = [runner for runner in self._sources if runner.batch_lasts_s() > _LONG_BATCH_S]
+        for runner in found:
+            runner.stop()
+        if found:
+            names = [runner.name for runner in found]
+            self._log.info("the lane goes on until the batches under way are taken", sources=names)
+        return found
+
+    def _end_hanging(self, reason: str) -> None:
         """Not in order: whatever is closed here may wait for the loop that hangs. What others had under way is begun
         again by the next attempt of this task, as after a crash.
         """
-        reason = next((each.hangs for each in self._parts.values() if each.hangs is not None), None)
-        if reason is None:
-            return
         self._log.error("the lane ends, and is started again", reason=reason, stack=_stacks())
         self._end.close()  # all of that is told first
         os._exit(_LOOP_HANGS)
@@ -402,7 +424,7 @@ class _Lane:
                 elif order == SHARE:
                     self._share.set(*parts)
                 elif order in (STOP, HURRY):
-                    self._stop, self._hurry = True, order == HURRY
+                    self._hurry = order == HURRY
                     return
             if time.monotonic() >= go_on_at:
                 for runner in left[:_PASSED_ON_AT_ONCE]:
@@ -410,40 +432,18 @@ class _Lane:
                 del left[:_PASSED_ON_AT_ONCE]
                 go_on_at = time.monotonic() + _PASS_ON_EVERY_S
 
-    def _shut_down(self, *, renewed: bool = False) -> None:
-        """Stop consuming, flush, checkpoint, let go of the leases; told to hurry, do not wait.
-
-        A lane that is renewed waits for the batch of each source, however long that takes to read: cut off, the next
-        lane would read it again, and be cut off at the same place.
-        """
+    def _shut_down(self) -> None:
+        """Stop consuming, flush, checkpoint, let go of the leases; told to hurry, do not wait."""
         times = self._end_times
         for runner in self._sources:
             runner.stop()
         until = time.monotonic() + times.flush_s + times.checkpoint_s
-        left = [runner for runner in self._sources if not self._joined(runner, until)]
+        left = [runner.name for runner in self._sources if not self._joined(runner, until)]
         self._delivery.stop()
         if not self._joined(self._delivery, time.monotonic() + times.flush_s):
             self._log.warning("delivery did not end in time; what it had not settled is delivered again")
-        if left and renewed and not self._hurry:
-            names = [runner.name for runner in left]
-            self._log.info("the lane ends when the batches under way are taken", sources=names)
-            left = self._left_after_batches(left)
         if left:
-            names = [runner.name for runner in left]
-            self._log.warning("not ended in time; the next start resumes from the checkpoint", sources=names)
-
-    def _left_after_batches(self, left: Sequence[SourceRunner]) -> list[SourceRunner]:
-        """Wait until these sources have ended; told to stop meanwhile, for as long as an end may take. Returns those
-        that have not.
-        """
-        until = math.inf
-        while (waiting := [runner for runner in left if not runner.join(0.0)]) and time.monotonic() < until:
-            if self._hurried(_LOOK_EVERY_S):
-                return waiting
-            if self._stop and until == math.inf:
-                until = time.monotonic() + self._end_times.flush_s + self._end_times.checkpoint_s
-            self._end_if_hanging()
-        return waiting
+            self._log.warning("not ended in time; the next start resumes from the checkpoint", sources=left)
 
     def _joined(self, runner: SourceRunner | DeliveryRunner, until: float) -> bool:
         while (left_s := until - time.monotonic()) > 0 and not self._hurried():
@@ -451,12 +451,10 @@ class _Lane:
                 return True
         return runner.join(0.0)
 
-    def _hurried(self, wait_s: float = 0.0) -> bool:
+    def _hurried(self) -> bool:
         """Whether the driver waits no longer. A part that this lane was to begin with is not begun any more."""
         with suppress(queue.Empty):
-            order = self._orders.get(timeout=wait_s)[0]
-            self._stop = self._stop or order == STOP
-            self._hurry = self._hurry or order == HURRY
+            self._hurry = self._hurry or self._orders.get_nowait()[0] == HURRY
         return self._hurry
 
 

@@ -46,6 +46,7 @@ _BACKOFF_MAX_S = 10.0
 _SILENT_MAX_S = 20.0
 # How long a lane may take to be ready: a start of Spark's Python takes seconds, of a busy machine many.
 _READY_MAX_S = 120.0
+_SILENT = f"has said nothing for {_SILENT_MAX_S:g} s"
 _LATE = f"was not ready within {_READY_MAX_S:g} s"
 # Lanes in a row that Spark did not so much as begin in their time: what hangs is Spark, not the lane.
 _LATE_MAX = 2
@@ -64,6 +65,7 @@ class _Submitted:
     ready: Wake
     ended: Wake
     submitted: float
+    asked: bool = False  # for its work: Spark has begun it
     error: str | None = None
     began: float = 0.0
     heard_at: float = 0.0
@@ -174,15 +176,17 @@ class Lanes:
             if now - self._waiting.get(work.shard, now) > _READY_MAX_S:
                 found |= dict.fromkeys(work.sources, f"lane {work.shard} waits for Spark to run it")
         for lane in list(self._lanes.values()):
-            if lane.began and lane.successor is None and now - lane.heard_at > _STALLED_AFTER_S:
-                found |= dict.fromkeys(lane.work.sources, f"lane {lane.work.shard} is silent")
+            if lane.heard_at and now - lane.heard_at > _STALLED_AFTER_S:
+                sources = [name for name in lane.work.sources if source_part(name) in self._given(lane)]
+                found |= dict.fromkeys(sources, f"lane {lane.work.shard} is silent")
         return found
 
     def stuck(self) -> str | None:
         """Why this Spark cannot be used any more, though it answers. One Python process that hangs when it begins keeps
         Spark from beginning others, and a lane that is submitted again waits behind it.
         """
-        if self._able or max(list(self._late_in_a_row.values()), default=0) < _LATE_MAX:
+        late = list(self._late_in_a_row.values())
+        if len(late) < len(self._works) or min(late) < _LATE_MAX:
             return None
         return f"Spark began none of {_LATE_MAX} lanes within {_READY_MAX_S:g} s each"
 
@@ -205,10 +209,11 @@ class Lanes:
         """Run a lane until it has ended. Returns the lane that follows it, itself if it failed, or None."""
         while not any_set((lane.ready, lane.ended, self._stopping)):
             if self._late(lane):
-                self._late_in_a_row[lane.work.shard] = 1 + self._late_in_a_row.get(lane.work.shard, 0)
+                if not lane.asked:
+                    self._late_in_a_row[lane.work.shard] = 1 + self._late_in_a_row.get(lane.work.shard, 0)
                 return self._given_up(lane, _LATE)
             self._runtime.wait(_LOOK_EVERY_S, lane.ready, lane.ended, self._stopping)
-        self._late_in_a_row.pop(lane.work.shard, None)
+        self._late_in_a_row.clear()
         if not lane.ready.is_set():
             return self._end(lane)
         lane.began = lane.heard_at = time.monotonic()
@@ -218,24 +223,32 @@ class Lanes:
         while not self._look(lane, next_lane):
             if self._stopping.is_set():
                 return self._end(lane, next_lane)
-            if time.monotonic() - lane.heard_at > _SILENT_MAX_S:
+            if self._silent(lane):
                 # It loses its leases by itself; if it goes on, nothing of it lands.
-                given_up = self._given_up(lane, f"has said nothing for {_SILENT_MAX_S:g} s")
+                given_up = self._given_up(lane, _SILENT)
                 return next_lane or given_up
-            if next_lane is not None and self._late(next_lane):
-                self._given_up(next_lane, _LATE)
-            if next_lane is None and time.monotonic() - lane.began > self._lane_s:
-                next_lane = self._submit(lane.work)
-            if next_lane is not None and next_lane.ended.is_set():  # it failed before its turn
-                self._log.warning("the next lane did not start; this one goes on", error=next_lane.error)
-                # What this one has let go of already waits for another.
-                again_s = _BACKOFF_MAX_S if lane.let_go else self._lane_s
-                next_lane, lane.began = None, time.monotonic() - self._lane_s + again_s
-            if next_lane is not None and next_lane.ready.is_set() and lane.successor is not next_lane:
-                self._renew(lane, next_lane)
+            next_lane = self._followed(lane, next_lane)
         if lane.error is not None and next_lane is not None:
             self._log.error("a lane ended; the next takes over", error=lane.error)
         return next_lane or (lane if lane.error is not None else None)
+
+    def _followed(self, lane: _Submitted, next_lane: _Submitted | None) -> _Submitted | None:
+        """The lane that is to follow, submitted when the time of this one is up, and looked after."""
+        if next_lane is None:
+            return self._submit(lane.work) if time.monotonic() - lane.began > self._lane_s else None
+        if self._late(next_lane):
+            self._given_up(next_lane, _LATE)
+        elif lane.let_go and self._silent(next_lane):
+            self._given_up(next_lane, _SILENT)
+        if next_lane.ended.is_set():  # it failed before its turn
+            self._log.warning("the next lane did not start; this one goes on", error=next_lane.error)
+            # What this one has let go of already waits for another.
+            again_s = self._lane_s if lane.successor is None else _BACKOFF_MAX_S
+            lane.began = time.monotonic() - self._lane_s + again_s
+            return None
+        if next_lane.ready.is_set() and lane.successor is not next_lane:
+            self._renew(lane, next_lane)
+        return next_lane
 
     def _renew(self, lane: _Submitted, next_lane: _Submitted) -> None:
         """Have a lane let go of its parts, and the next lane begin with them."""
@@ -251,6 +264,15 @@ class Lanes:
             awaited += [next_lane.ended] if lane.successor is next_lane else [next_lane.ended, next_lane.ready]
         self._runtime.wait(_LOOK_EVERY_S, *awaited)
         return lane.ended.is_set()
+
+    def _given(self, lane: _Submitted) -> tuple[str, ...]:
+        """The parts that a lane has to do: all, or what the lane before it has let go of; without its own."""
+        before = next((each for each in list(self._lanes.values()) if each.successor is lane), None)
+        parts = _parts(lane.work) if lane.began else () if before is None else tuple(before.let_go)
+        return tuple(part for part in parts if part not in lane.let_go)
+
+    def _silent(self, lane: _Submitted) -> bool:
+        return time.monotonic() - lane.heard_at > _SILENT_MAX_S
 
     def _late(self, lane: _Submitted) -> bool:
         return not lane.ready.is_set() and time.monotonic() - lane.submitted > _READY_MAX_S
@@ -341,6 +363,7 @@ class Lanes:
         submitted = self._lanes.get(lane)
         if submitted is None:
             raise NotFoundError(f"{lane} is over", hint="a later one runs")
+        submitted.asked = True
         return replace(submitted.work, share=self._share)
 
     def _heard(self, name: str, news: list[News]) -> None:
@@ -376,10 +399,10 @@ class Lanes:
             self._tell_able()
         self._tell_share(lane.name)  # it may have changed since the lane was told its work
         lane.ready.set()
-        if lane.began:  # a retry of its task: the attempt before it had begun, and may have let go of some parts
-            self._channel.tell(lane.name, BEGIN, *_parts(lane.work))
-            if lane.successor is not None:
-                self._channel.tell(lane.name, RENEW)
+        if given := self._given(lane):  # a retry of its task: the attempt before it had begun with them
+            self._channel.tell(lane.name, BEGIN, *given)
+        if lane.began and lane.successor is not None:
+            self._channel.tell(lane.name, RENEW)
 
 
 def _parts(work: LaneWork) -> tuple[str, ...]:

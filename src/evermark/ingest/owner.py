@@ -118,7 +118,8 @@ class SourceOwner:
         self._runtime, self._log = self.candidate.runtime, self.candidate.log
         self._stopping = self._runtime.wake()
         self._stepped_down = self._runtime.wake()
-        self._ending = self._runtime.wake()  # of the reading under way, or of the next one
+        self._ending = self._runtime.wake()  # of the reading under way, or of the next one: cut off
+        self._due = self._runtime.wake()  # the same, once its batch is taken: other partitions may be read again
         self._reading: frozenset[int] = frozenset()
         self._trouble: dict[int, _Trouble] = {}
         self._left_at: Mapping[int, str] = {}
@@ -235,7 +236,7 @@ class SourceOwner:
         runtime, over = self._runtime, (self._stopping, held.lost, held.moved, self._stepped_down)
         while not any_set(over):
             # Before anything is looked at: from here on no request to end is missed.
-            ending = self._ending = runtime.wake()
+            ending, due = self._ending, self._due = runtime.wake(), runtime.wake()
             active, wait_s = self._ready_partitions(repairer.partitions())
             if not active:
                 look_s = self.limits.look_every_s
@@ -247,12 +248,12 @@ class SourceOwner:
                 if self._reading & repairer.partitions():  # one of them is being repaired since
                     continue
                 if wait_s is not None:
-                    runtime.loop(f"wait {self.name}", self._end_after(wait_s, ending))
+                    runtime.loop(f"wait {self.name}", self._end_after(wait_s, due))
                 cuts = (ending, held.lost, self._stepped_down)
-                failed = yield from self._read(taker, active, (self._stopping, held.moved), cuts)
+                failed = yield from self._read(taker, active, (due, self._stopping, held.moved), cuts)
             finally:
                 self._reading = frozenset()
-                ending.set()
+                due.set()
             if runtime.monotonic() - began > self.limits.well_after_s:
                 for partition in active:
                     self._trouble.pop(partition, None)
@@ -262,10 +263,10 @@ class SourceOwner:
             if failed and not self._blame(failed, active, held, repairer):
                 return
 
-    def _end_after(self, wait_s: float, ending: Wake) -> Steps[None]:
+    def _end_after(self, wait_s: float, due: Wake) -> Steps[None]:
         """A partition that failed is read again when its time has come, though the others are read meanwhile."""
-        yield Pause(wait_s, (ending,))
-        ending.set()
+        yield Pause(wait_s, (due,))
+        due.set()
 
     def _blame(
         self, failed: Mapping[int, EvermarkError], active: Sequence[int], held: HeldLease, repairer: Repairer
@@ -396,7 +397,7 @@ class SourceOwner:
             self._note_failure({partition: error})
             return
         self._trouble.pop(partition, None)
-        self._ending.set()
+        self._due.set()
 
 
 def _excused(failed: Mapping[int, EvermarkError], resumes: Mapping[int, Resume]) -> dict[int, EvermarkError]:

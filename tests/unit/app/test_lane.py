@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from evermark.app import lane as module
-from evermark.app.lane import BEGIN, HURRY, STOP, TAKEN, EndTimes, Order, _Lane
+from evermark.app.lane import BEGIN, HURRY, RENEW, STOP, TAKEN, EndTimes, Order, _Lane
 from evermark.ingest.reading import SEATS
 from evermark.observe.logging import get_logger
+from evermark.testing.until import until
 
 LATER = time.monotonic() + 3600.0
 
@@ -30,8 +31,7 @@ class Slow:
 
 def stopping(*orders: Order) -> _Lane:
     lane: Any = object.__new__(_Lane)
-    lane._orders, lane._stop, lane._hurry = queue.SimpleQueue(), False, False
-    lane._parts = {}
+    lane._orders, lane._hurry = queue.SimpleQueue(), False
     for order in orders:
         lane._orders.put(order)
     return lane  # type: ignore[no-any-return]
@@ -115,73 +115,63 @@ def test_a_lane_that_is_told_to_stop_while_it_passes_on_lets_go_of_all_at_once()
     assert told == [] and not lane._hurry
 
 
-class Reading:
-    """A source that is in the middle of a large batch; its thread ends when the batch is taken."""
+class Part:
+    """A source, or delivery: what it was told, and whether it has ended."""
 
-    name, hangs = "shop", None
+    hangs = None
 
-    def __init__(self, looks: int) -> None:
-        self.looks_left = looks
+    def __init__(self, name: str, lasts_s: float = 0.0) -> None:
+        self.name, self.lasts_s, self.told, self.ended = name, lasts_s, [], False
 
-    def stop(self) -> None: ...
-
-    def join(self, _timeout_s: float) -> bool:
-        self.looks_left -= 1
-        return self.looks_left <= 0
-
-
-class Delivery:
-    def __init__(self) -> None:
-        self.stopped = False
-
-    def stop(self) -> None:
-        self.stopped = True
+    def batch_lasts_s(self) -> float:
+        return self.lasts_s
 
     def join(self, _timeout_s: float) -> bool:
-        return self.stopped
+        return self.ended
+
+    def __getattr__(self, what: str) -> Any:
+        def told(*_: object) -> bool:
+            self.told.append(what)
+            self.ended = self.ended or (what == "stop" and not self.lasts_s)
+            return True
+
+        return told
 
 
-def ending(source: Any, *orders: Order) -> Any:
-    lane: Any = stopping(*orders)
+def at_work(*sources: Part) -> Any:
+    lane: Any = stopping()
     lane._end_times, lane._log = EndTimes(0.0, 0.0), get_logger()
-    lane._sources, lane._delivery = [source], Delivery()
+    lane._sources, lane._delivery = list(sources), Part("delivery")
+    lane._parts = {part.name: part for part in (*sources, lane._delivery)}
+    lane._begun = set(lane._parts)
     return lane
 
 
-def test_a_lane_that_is_renewed_waits_for_the_batch_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    """GIVEN a source whose batch takes longer than an end may take WHEN its lane is renewed THEN delivery is passed on,
-    and the lane lives until the batch is taken; WHEN the lane is stopped THEN it does not wait."""
+def test_a_lane_that_is_renewed_goes_on_until_a_long_batch_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """GIVEN a source in the middle of a long batch WHEN its lane is renewed THEN that source alone is told to stop, all
+    else goes on; WHEN the batch is taken THEN delivery is drained, and the lane ends in order."""
     monkeypatch.setattr(module, "_LOOK_EVERY_S", 0.001)
-    renewed = ending(Reading(50))
-    renewed._shut_down(renewed=True)
-    assert renewed._sources[0].looks_left <= 0 and renewed._delivery.stopped
-    stopped = ending(Reading(50))
-    stopped._shut_down()
-    assert stopped._sources[0].looks_left > 0
+    long, short = Part("long", lasts_s=2.0), Part("short", lasts_s=0.0)
+    lane, dead = at_work(long, short), []
+    lane._orders.put((RENEW,))
+    lane._orders.put((RENEW,))
+    obeying = threading.Thread(target=lane._obey, args=(dead,))
+    obeying.start()
+    until(lambda: long.told == ["stop"], "it is told to stop behind its batch")
+    lane._orders.put((TAKEN, "a span"))
+    until(lambda: lane._delivery.told == ["on_told"], "delivery goes on")
+    assert short.told == [] and obeying.is_alive()
+    long.ended = True
+    obeying.join(5.0)
+    assert not obeying.is_alive() and dead == []
+    assert short.told == ["stop"] and lane._delivery.told[1:] == ["drain", "drained", "stop"]
 
 
-@pytest.mark.parametrize("order", [STOP, HURRY])
-def test_a_lane_that_waits_for_a_batch_heeds_an_end(monkeypatch: pytest.MonkeyPatch, order: str) -> None:
-    """GIVEN a lane that is renewed, with a batch that never ends WHEN the driver stops THEN the lane ends, too."""
+def test_a_lane_that_waits_for_a_long_batch_heeds_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """GIVEN a lane that is renewed, and a batch that never ends WHEN the driver stops THEN the lane ends."""
     monkeypatch.setattr(module, "_LOOK_EVERY_S", 0.001)
-    lane = ending(Reading(10**9), (order,))
-    lane._shut_down(renewed=True)
-    assert lane._sources[0].looks_left > 0
-
-
-def test_a_lane_that_waits_for_a_batch_sees_a_loop_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """GIVEN a lane that is renewed, and waits WHEN the loop of a part hangs THEN its process ends, as at any time."""
-    monkeypatch.setattr(module, "_LOOK_EVERY_S", 0.001)
-    lane = ending(Reading(10**9))
-    lane._parts = {"source shop": SimpleNamespace(hangs="its loop hangs")}
-    lane._end = SimpleNamespace(close=lambda: None)
-    codes: list[int] = []
-
-    def end(code: int) -> None:
-        codes.append(code)
-        raise SystemExit
-
-    monkeypatch.setattr(module.os, "_exit", end)
-    with pytest.raises(SystemExit):
-        lane._shut_down(renewed=True)
-    assert codes == [module._LOOP_HANGS]
+    lane = at_work(Part("long", lasts_s=2.0))
+    lane._orders.put((RENEW,))
+    lane._orders.put((STOP,))
+    lane._obey([])
+    assert lane._delivery.told == ["stop"]

@@ -163,29 +163,56 @@ def test_a_lane_that_nobody_runs_or_that_is_silent_is_said(monkeypatch: pytest.M
 
 
 def test_a_spark_that_begins_no_lane_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """GIVEN two lanes that Spark did not begin in their time, one after the other THEN Spark has to be started again;
-    not after the first, not while a lane of another shard runs, and not where the next one began, though it failed."""
+    """GIVEN two lanes of each shard in a row that Spark did not begin in their time THEN Spark has to be started again,
+    not while a shard has other troubles, not for lanes that it began, and not where a later one began."""
     monkeypatch.setattr(lanes_module, "_READY_MAX_S", 0.05)
     monkeypatch.setattr(lanes_module, "_LOOK_EVERY_S", 0.02)
     found = lanes(monkeypatch, [])
-    found._channel = Told()
+    found._channel, found._works = Told(), [SimpleNamespace(sources=(), shard=shard) for shard in range(2)]
 
-    def submit(shard: int = 0) -> Any:
-        return found._submit(cast("Any", SimpleNamespace(sources=(), shard=shard)))
+    def stuck_after(shard: int, asked: bool = False) -> bool:
+        lane = found._submit(found._works[shard])
+        lane.asked = asked
+        assert found._kept(lane).error is not None
+        return found.stuck() is not None
 
-    def late() -> str | None:
-        assert found._kept(submit()).error is not None
-        return cast("str | None", found.stuck())
-
-    assert [late() is None, late() is None] == [True, False]
-    found._is_ready(submit(shard=1))
-    assert found.stuck() is None
-    found._able.clear()
-    failed = submit()
+    assert [stuck_after(shard) for shard in (0, 0, 0, 1, 1)] == [False, False, False, False, True]
+    failed = found._submit(found._works[0])
     failed.error = "State is away"
     failed.ended.set()
     found._kept(failed)
     assert found.stuck() is None
+    assert not any(stuck_after(shard, asked=True) for shard in (0, 0, 1, 1))
+
+
+def test_a_next_lane_is_looked_after_while_the_lane_before_it_still_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """GIVEN a lane that has let go of one source, and reads a long batch of another WHEN the task of the next lane is
+    tried again THEN it is told that source alone; WHEN it is silent THEN that source is named, and the lane given up;
+    WHEN the task of the first lane is tried again THEN it is told what it has not let go of."""
+    monkeypatch.setattr(lanes_module, "_LOOK_EVERY_S", 0.02)
+    found = lanes(monkeypatch, [])
+    found._channel, found._lane_s = told, _ = Told(), 3_600.0
+    found._log = SimpleNamespace(error=lambda *_, **__: None, warning=lambda *_, **__: None)
+    work = cast("Any", SimpleNamespace(sources=("chat", "shop"), shard=0))
+    found._works = [work]
+    lane, following = found._submit(work), found._submit(work)
+    lane.began = lane.heard_at = time.monotonic()
+    following.ready.set()
+    found._renew(lane, following)
+    found._heard(lane.name, [("lane", "let_go", ("source chat",), {})])
+    for name in (following.name, lane.name):
+        told.orders.clear()
+        found._heard(name, [("lane", "ready", (), {})])
+        begun = [order[2:] for order in told.orders if order[1] == "begin"]
+        assert begun == [("source chat",) if name == following.name else ("delivery", "source shop")]
+    assert found.stalled() == {}
+    following.heard_at -= lanes_module._SILENT_MAX_S + 1
+    assert found.stalled() == {"chat": "lane 0 is silent"}
+    assert found._followed(lane, following) is following
+    assert following.error == f"{following.name} {lanes_module._SILENT}"
+    following.ended.set()
+    assert found._followed(lane, following) is None
+    assert 0 < lane.began + found._lane_s - time.monotonic() <= lanes_module._BACKOFF_MAX_S
 
 
 def test_a_next_lane_that_fails_takes_no_work_from_the_one_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,7 @@ from evermark.ingest.resume import Resume
 from evermark.ingest.take import Taken, Taker
 from evermark.ingest.task_reports import WHOLE_SOURCE
 from evermark.progress import PATIENT_S
-from evermark.runtime import Pause, Steps, Wake
+from evermark.runtime import Pause, Steps, Wake, any_set
 from evermark.sources.base import Seen
 from simulator.baton import Baton, BatonRuntime, Process
 
@@ -56,6 +56,7 @@ class Scene:
         self.outcomes: list[Failures] = []
         self.during: Callable[[Any], object] = lambda on_taken: None
         self.readings: list[tuple[float, list[int]]] = []
+        self.cut_off: list[bool] = []
         self.rows_logged: int | None = None
         self.stopped: list[int] = []
         self.said: list[str] = []
@@ -109,6 +110,7 @@ class Scene:
         if 0 in plan.starts and len(self.readings) > 1:
             self.during(on_taken)
         yield Pause(1.0 if self.outcomes else 1e9, (*ends, *cuts))
+        self.cut_off.append(any_set(cuts))
         return self.outcomes.pop(0) if self.outcomes else {}
 
     # news
@@ -133,6 +135,7 @@ def test_a_partition_that_failed_is_read_again_in_its_time_though_the_others_are
     scene.run(30.0)
     assert scene.read_of() == [[0, 1], [0], [0, 1]]
     assert scene.readings[2][0] - scene.readings[1][0] < 1.0
+    assert not any(scene.cut_off), "the batch of the other is left behind"
 
 
 def test_the_source_is_told_of_its_owners_epoch_before_anything_is_read() -> None:
