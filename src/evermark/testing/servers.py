@@ -41,8 +41,9 @@ class PostgresServer:
         self.embedded = EmbeddedPostgres(folder, settings=ours, tcp=True, binaries=binaries)
 
     def start(self) -> None:
+        is_new = not self.embedded.data.exists()
         self.embedded.start()
-        if self.binaries.major < datafolder.SCRAM_ITERATIONS_SINCE:
+        if is_new and self.binaries.major < datafolder.SCRAM_ITERATIONS_SINCE:
             with self.admin() as admin:
                 admin.execute(f"alter role {datafolder.USER} password '{_of_one_round(self.embedded.password())}'")
 
