@@ -195,7 +195,7 @@ def test_conditions_leave_out_files_and_change_no_answer(pushing: SparkSession, 
     """GIVEN a log of many files WHEN some of its events are asked for in SQL THEN only their files are read, small
     files by one task, and the answer is that of a session that tells no conditions."""
     log = DeltaLog(tmp_path / "log" / "shop")
-    fill(log, 30, rows=2)
+    fill(log, 40, rows=2)
 
     def read() -> Any:
         return pushing.read.format("evermark").option("log", str(tmp_path / "log")).load()
