@@ -276,7 +276,8 @@ def _all_rows(path: str, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
     with pq.ParquetFile(readable(path)) as file:
         there = [name for name in columns if name in file.schema_arrow.names]
         for batch in file.iter_batches(_CHUNK_ROWS, columns=there, use_threads=False):
-            yield with_all_columns(batch, wanted).cast(wanted)
+            rows = with_all_columns(batch, wanted)
+            yield rows if rows.schema.types == wanted.types else rows.cast(wanted)
 
 
 def _some_rows(path: str, wanted: _Files, condition: pc.Expression) -> Iterator[pa.RecordBatch]:
