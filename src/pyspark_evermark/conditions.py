@@ -36,8 +36,9 @@ _TYPES: Mapping[pa.DataType, type] = {
 # Text is compared for equality alone: in which order it stands depends on who compares.
 _TEXT_COMPARISONS = ("=", "in")
 
-# A task reads files of so many bytes; each is opened, which takes as long as reading some more.
-TASK_BYTES = 64 * 1024 * 1024
+# A task reads files of so many bytes; each is opened, which takes as long as reading some more. Both are what Spark
+# itself takes for files: a task in Python costs more to begin than one of the JVM, so there should not be more of them.
+TASK_BYTES = 128 * 1024 * 1024
 OPENING_BYTES = 4 * 1024 * 1024
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter
 from collections.abc import Iterator
 from datetime import timedelta
@@ -86,6 +87,23 @@ def test_files_from_before_a_column_was_added_have_nulls_in_it(
         assert len(rows) == 11
         assert {row["previous_key"] for row in rows} == {None}
         assert {row["key"] for row in rows} == {"0", "1"}
+    named = spark.read.format("evermark").option("columns", "previous_key").load(str(path))
+    assert [row["previous_key"] for row in named.collect()] == [None] * 11
+
+
+def test_a_log_that_was_read_before_is_read_as_it_is_now(spark: SparkSession, log: DeltaLog) -> None:
+    """GIVEN a log that a session has read WHEN more is appended, its files are merged, or another log is put in its
+    place THEN the next read has exactly what is there: a process of Spark's keeps what it knows of a log.
+    """
+    path = log.folder.parent
+    assert read(spark, path) == expected(5, rows=2)
+    fill(log, 40, first=6, rows=2)
+    assert read(spark, path) == expected(40, rows=2)
+    assert Maintenance(log.folder).run().compacted == 40
+    assert read(spark, path) == expected(40, rows=2)
+    shutil.rmtree(log.folder)
+    fill(DeltaLog(log.folder), 3)
+    assert read(spark, path) == expected(3)
 
 
 def test_a_batch_read_by_source_stream_and_time(spark: SparkSession, log: DeltaLog) -> None:
@@ -177,7 +195,7 @@ def test_conditions_leave_out_files_and_change_no_answer(pushing: SparkSession, 
     """GIVEN a log of many files WHEN some of its events are asked for in SQL THEN only their files are read, small
     files by one task, and the answer is that of a session that tells no conditions."""
     log = DeltaLog(tmp_path / "log" / "shop")
-    fill(log, 30, rows=2)
+    fill(log, 40, rows=2)
 
     def read() -> Any:
         return pushing.read.format("evermark").option("log", str(tmp_path / "log")).load()
