@@ -103,6 +103,35 @@ def test_r14_sqlite_and_postgres_become_equal_over_http(scene: Scene) -> None:
     assert code == 3 and json.loads(said) == [{"table": "orders", "row": "1", "where": "both, but not alike"}]
 
 
+def test_r9_what_was_collected_and_how_large_tables_are_is_measured(tmp_path: Path) -> None:
+    """GIVEN events that are old, and a deleted row WHEN a node serves THEN its metrics say what it has collected, and
+    what is left."""
+    path = tmp_path / "only.db"
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("create table orders (id integer primary key)")
+    folder = ReplicaFolder(tmp_path / "only")
+    folder.save(ReplicaSettings("shop-1", "only", Secret(str(path))))
+    replica = ReplicaNode(folder).claimed()
+    replica.store.install("orders", None, now_ms())
+    replica.store.close()
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("insert into orders values (1), (2)")
+        connection.execute("delete from orders where id = 1")
+        connection.execute('update "orders_Events" set timestamp = 1')
+    service = ReplicaService(ReplicaNode(folder), "127.0.0.1", 0, 3600.0)
+
+    def measured(name: str, what: str) -> float | None:
+        return service.metrics.registry.get_sample_value(f"evermark_replica_{name}", {"table": "orders", "what": what})
+
+    service.start()
+    try:
+        until(lambda: measured("table_rows", "tombstones") is not None, "the first turn of upkeep", timeout_s=60)
+        assert (measured("collected_total", "events"), measured("collected_total", "tombstones")) == (3, 1)
+        assert [measured("table_rows", what) for what in ("rows", "events", "tombstones")] == [1, 0, 0]
+    finally:
+        service.stop()
+
+
 def test_r11_a_late_peer_takes_a_snapshot_over_http(scene: Scene) -> None:
     """GIVEN a table with rows from before WHEN a peer meets it THEN it takes a snapshot, in chunks."""
     node = ReplicaNode(scene.folders["pg"])

@@ -430,6 +430,19 @@ def test_r8_values_of_every_kind_are_taken_from_a_file_that_another_program_wrot
     assert b.sql("select * from orders order by id") == [(1, "one", 1.5, 1, b"\0"), (2, None, None, None, None)]
 
 
+def test_r8_a_check_changes_nothing_of_a_file(make: Make, tmp_path: Path) -> None:
+    """GIVEN files that are opened to be checked THEN neither can be written to."""
+    a, b = make("a"), make("b")
+    a.put(1, "one")
+    _, files = _dumped(a, b, tmp_path / "dumped")
+    for written in ("orders", 'versions."orders_Versions"'):
+        with (
+            pytest.raises(NotNative, match="readonly"),
+            native._opened(a.store.tables()["orders"], files) as connection,
+        ):
+            connection.execute(f"delete from {written}")
+
+
 def test_r8_a_file_that_is_no_database_changes_nothing(make: Make, tmp_path: Path) -> None:
     """GIVEN bytes that are no pages, in the middle of a file or at its beginning THEN nothing of it is taken."""
     a, b = make("a"), make("b")

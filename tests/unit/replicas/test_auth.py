@@ -43,13 +43,16 @@ def test_r12_a_name_is_bound_to_its_key_and_its_cluster(party: Party, said: str)
 
 
 def test_r12_what_was_changed_or_is_old_is_refused() -> None:
-    """GIVEN another body, path, time or node under a signature THEN it is refused; so is one from long ago."""
+    """GIVEN another body, path, time or cluster under a signature THEN it is refused; so is one from long ago."""
     headers = A.sign_request("POST", PATH, BODY, NOW)
     for method, path, body in (("GET", PATH, BODY), ("POST", "/v1/replica/push", BODY), ("POST", PATH, b"evil")):
         with pytest.raises(DeniedError, match="signature"):
             gate().check(method, path, headers, body, NOW)
     with pytest.raises(DeniedError, match="signature"):
         gate().check("POST", PATH, headers | {"evermark-time": str(NOW + 1)}, BODY, NOW)
+    of_another = Party("shop-2", "a", "b", KEY).sign_request("POST", PATH, BODY, NOW)
+    with pytest.raises(DeniedError, match="signature"):
+        gate().check("POST", PATH, of_another | {"evermark-cluster": "shop"}, BODY, NOW)
     with pytest.raises(DeniedError, match="too old"):
         gate().check("POST", PATH, headers, BODY, NOW + 1001)
 

@@ -55,6 +55,28 @@ class ReplicaSnapshotsContract(ReplicaContract):
         assert a.replica.upkeep.collect()["orders"].events == 5
         assert a.store.floors("orders") == {a.store.identity()[0]: 15}
 
+    def test_r9_events_stay_for_the_retention_of_their_table_and_the_safety_window(self, make: Make) -> None:
+        """GIVEN an event that nobody lacks WHEN it is as old as the retention, the table's own if it has one, and the
+        safety window THEN it stays, and a millisecond later it goes."""
+        node = make("a")
+        node.install()
+        node.put(1, "x")
+        made_ms = node.events()[0].timestamp
+
+        def collected(limits: Limits, age_ms: int) -> int:
+            node.limit(limits)
+            node.now_ms = lambda: made_ms + age_ms
+            return node.replica.upkeep.collect()["orders"].events
+
+        limits = Limits(retention_ms=10_000, safety_ms=5_000)
+        of_the_table = replace(limits, retention_by_table_ms={"orders": 20_000})
+        assert collected(limits, 15_000) == 0
+        assert collected(of_the_table, 25_000) == 0
+        assert collected(of_the_table, 25_001) == 1
+        node.put(2, "y")
+        made_ms = node.events()[-1].timestamp
+        assert collected(limits, 15_001) == 1
+
     def test_r9_a_tombstone_stays_until_nothing_older_can_arrive(self, make: Make) -> None:
         """GIVEN a delete that a peer has, whose own older change is still under way WHEN collecting THEN the tombstone
         stays, and the late change does not bring the row back."""

@@ -60,6 +60,14 @@ class ReplicaStoreContract(ReplicaSnapshotsContract, ReplicaValuesContract):
         row = node.sql('select table_name, origin_node_id, processed from "orders_Events" where origin_seq = 1')[0]
         assert (row[0], row[1], bool(row[2])) == ("orders", node.store.identity()[0], True)
 
+    def test_r1_an_origin_has_each_number_once(self, node: ReplicaNode) -> None:
+        """GIVEN two events of an origin WHEN somebody gives both one number THEN the database refuses it."""
+        node.put(1, "x")
+        node.put(2, "y")
+        with pytest.raises(Exception, match=r"(?i)unique"):
+            node.sql('update "orders_Events" set origin_seq = 1 where origin_seq = 2')
+        assert [event.version.seq for event in node.events()] == [1, 2]
+
     def test_ids_are_in_the_order_of_time(self, node: ReplicaNode) -> None:
         """GIVEN a change THEN its event's id begins with when it was: in a long history it stands beside the last."""
         node.put(1, "new")
