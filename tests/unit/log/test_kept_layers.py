@@ -97,7 +97,7 @@ def test_of_each_key_of_a_partition_the_newest_row_stays() -> None:
 
 @pytest.mark.parametrize("by_spark", [False, True])
 def test_layers_are_merged_unless_spark_has_written_one(tmp_path: Path, *, by_spark: bool) -> None:
-    """GIVEN layers above the lowest WHEN they are merged THEN the newest rows are in one file; but a layer that Spark has
+    """GIVEN layers above the lowest WHEN they are merged THEN the newest rows are in one file; one that Spark has
     written, with times of its own, stays."""
     shelf = Shelf(tmp_path, "public.orders")
     assert shelf.open()
