@@ -272,11 +272,11 @@ def merged_layers(layers: Sequence[DataFrame], *, few: bool, alone: bool) -> Dat
         ranked = reduce(lambda some, more: some.unionByName(more), numbered).selectExpr(
             "*", "row_number() over (partition by partition, row_key order by layer desc) as nth"
         )
-        over = ranked.where("nth = 1").select(*KEPT.names)
+        over = ranked.where("nth = 1").drop("layer", "nth")
     by = ["row_key"] if alone else ["partition", "row_key"]  # every row of the table is looked up: the less the better
     keys = over.select(*by)
     stays = first.join(keys.hint("broadcast") if few else keys, by, "left_anti")
-    return stays.select(*KEPT.names).unionByName(over)
+    return stays.unionByName(over)
 
 
 def without_forgettable(kept: DataFrame) -> DataFrame:

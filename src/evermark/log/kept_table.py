@@ -56,6 +56,10 @@ HERE_ROWS_MAX = 200_000
 # Later layers become one when they are so many, and become part of the lowest when they are so large.
 LAYERS_MAX = 16
 SHARE_MAX = 0.25
+# Of the later layers the newest become one at once, by Arrow, as long as they are this small: of several, Spark has to
+# find the newest row of each key, by a shuffle.
+MERGED_ROWS_MAX = 100_000
+MERGED_BYTES_MAX = 16 * 1024 * 1024
 SMALL_ROWS = 20_000
 FEW_ROWS = 1_000_000
 UNUSED_AGE_S = 3600.0
@@ -94,10 +98,14 @@ class Layer:
     def rows(self) -> int:
         return sum(file.rows for file in self.files)
 
+    @property
+    def size(self) -> int:
+        return sum(file.size for file in self.files)
+
 
 def layer_from(body: Mapping[str, Any]) -> Layer:
     return Layer(
-        tuple(KeptFile(**file) for file in body["files"]),
+        tuple(KeptFile(**{**file, "name": Path(file["name"]).name}) for file in body["files"]),
         {int(partition): Mark(**mark) for partition, mark in body["marks"].items()},
         tuple(body["partitions"]),
         tuple(Truncates(**one) for one in body["truncates"]),
@@ -121,6 +129,25 @@ def to_fold(layers: Sequence[Layer]) -> int | None:
     if later > max(SMALL_ROWS, SHARE_MAX * layers[0].rows):
         return 0
     return 1 if len(layers) > LAYERS_MAX else None
+
+
+def to_merge(layers: Sequence[Layer]) -> int | None:
+    """From which layer on all are made one where they are asked for; None: they stay."""
+    first, rows, size = len(layers), 0, 0
+    while first > 1:
+        rows, size = rows + layers[first - 1].rows, size + layers[first - 1].size
+        if rows > MERGED_ROWS_MAX or size > MERGED_BYTES_MAX:
+            break
+        first -= 1
+    return first if len(layers) - first > 1 else None
+
+
+def newest_of_each(tables: Sequence[pa.Table]) -> pa.Table:
+    """Rows of KEPT, of each key of a partition those of the first table that has it."""
+    rows = pa.concat_tables(tables)
+    codes = rows["row_key"].combine_chunks().dictionary_encode().indices.to_numpy().astype(np.int64)
+    _, firsts = np.unique((codes << 32) + rows["partition"].to_numpy(), return_index=True)
+    return rows.take(pa.array(np.sort(firsts)))
 
 
 def moment_us_max(files: Iterable[FileRange]) -> int | None:
@@ -226,18 +253,24 @@ class Shelf:
 
     def layers(self) -> list[Layer]:
         """As they were written; none where anything is not as it was written."""
+        layers = self._named()
+        try:
+            return layers if all(self._is_whole(file) for layer in layers for file in layer.files) else []
+        except OSError:
+            return []
+
+    def _named(self) -> list[Layer]:
+        """As `kept.json` has them, whatever their files are."""
         try:
             body = json.loads((self.folder / "kept.json").read_text())
             if body["format"] != FORMAT or body["stream"] != self.stream:
                 return []
-            layers = [layer_from(layer) for layer in body["layers"]]
-            whole = all(self._is_whole(file) for layer in layers for file in layer.files)
+            return [layer_from(layer) for layer in body["layers"]]
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return []
-        return layers if whole else []
 
     def _is_whole(self, file: KeptFile) -> bool:
-        path = self.folder / Path(file.name).name
+        path = self.folder / file.name
         return path.stat().st_size == file.size and _crc(path) == file.crc
 
     def frame(self, spark: SparkSession, layer: Layer) -> DataFrame:
@@ -253,7 +286,7 @@ class Shelf:
 
     def keep(self, layers: Sequence[Layer]) -> None:
         used = {file.name for layer in layers for file in layer.files}
-        for layer in self.layers():
+        for layer in self._named():
             for file in layer.files:
                 if file.name not in used:
                     with suppress(FileNotFoundError):  # a reader was given it a moment ago: its hour begins now
@@ -281,10 +314,30 @@ class Shelf:
         finally:
             shutil.rmtree(draft, ignore_errors=True)
 
+    def merged(self, layers: Sequence[Layer]) -> Sequence[Layer]:
+        """The layers as one; as they are where Spark has written one: it may have other types for the same."""
+        tables = [pq.read_table(self.folder / file.name) for layer in reversed(layers) for file in layer.files]
+        if any(table.schema != KEPT for table in tables):
+            return layers
+        path = self.folder / f"{secrets.token_hex(16)}.parquet"
+        write_kept(path, [newest_of_each(tables)])
+        return [replace(layers[-1], files=(described(path),))]
+
     def _moved(self, path: Path) -> KeptFile:
         target = self.folder / f"{secrets.token_hex(16)}.parquet"
         path.rename(target)
         return described(target)
+
+
+def write_kept(path: Path, tables: Iterable[pa.Table]) -> None:
+    """Rows of KEPT; no file is left where they cannot be written, or made."""
+    try:
+        with pq.ParquetWriter(path, KEPT, compression="snappy", use_dictionary=["op"]) as writer:
+            for rows in tables:
+                writer.write_table(rows)
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
 
 
 def described(path: Path) -> KeptFile:
@@ -319,14 +372,11 @@ class _Newest:
         newest = NewestRows(replace(self.wanted, bucket=number))
         path = self.folder / f"{secrets.token_hex(16)}.parquet"
         try:
-            with pq.ParquetWriter(path, KEPT, compression="snappy", use_dictionary=["op"]) as writer:
-                for rows in newest.batches(self.runs):
-                    writer.write_table(_remembered(rows) if self.forget else rows)
+            rows = newest.batches(self.runs)
+            write_kept(path, map(_remembered, rows) if self.forget else rows)
         except (NotPlain, pa.ArrowInvalid, pa.ArrowCapacityError) as why:  # Arrow: keys of more than 2 GiB
-            path.unlink(missing_ok=True)
             return {"not_plain": str(why)}
         except OSError as error:
-            path.unlink(missing_ok=True)
             return {"failed": str(error)}
         return {"file": asdict(described(path)), "partitions": sorted(newest.partitions)}
 
@@ -390,6 +440,8 @@ class KeptTable:
             layers = self._by_sql(layers, fresh)
         if (first := to_fold(layers)) is not None:
             layers = [*layers[:first], self._folded(layers[first:], lowest=first == 0)]
+        elif (first := to_merge(layers)) is not None:
+            layers = [*layers[:first], *self._shelf.merged(layers[first:])]
         self._shelf.keep(layers)
         return layers
 

@@ -2,12 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from evermark.log import kept_table
-from evermark.log.kept_table import KeptFile, Layer, Mark, moment_us_max, to_fold, usable
+from evermark.log.format import KEPT
+from evermark.log.kept_table import (
+    KeptFile,
+    Layer,
+    Mark,
+    Shelf,
+    described,
+    moment_us_max,
+    newest_of_each,
+    to_fold,
+    to_merge,
+    usable,
+    write_kept,
+)
 from evermark.log.newest_rows import RUN_ROWS, RUN_ROWS_MAX, NotPlain, Part, buckets_for, runs_of
 from evermark.log.read import FileRange
 
@@ -50,6 +67,59 @@ def test_layers_become_one_when_they_are_many_or_large(monkeypatch: pytest.Monke
     assert to_fold([lowest, layer(2, rows=251)]) == 0
     assert to_fold([lowest, *(layer(n) for n in range(2, 2 + kept_table.LAYERS_MAX))]) == 1
     assert to_fold([layer(1, rows=0), layer(2, rows=10)]) is None
+
+
+def test_small_later_layers_become_one_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """GIVEN later layers WHEN the newest of them are few rows together THEN these are merged; the lowest never is."""
+    monkeypatch.setattr(kept_table, "MERGED_ROWS_MAX", 100)
+    monkeypatch.setattr(kept_table, "MERGED_BYTES_MAX", 3)  # a layer here has one
+    lowest = layer(1, rows=1)
+    assert to_merge([lowest]) is None
+    assert to_merge([lowest, layer(2)]) is None
+    assert to_merge([lowest, layer(2, rows=50), layer(3, rows=50)]) == 1
+    assert to_merge([lowest, layer(2, rows=51), layer(3, rows=50)]) is None
+    assert to_merge([lowest, layer(2, rows=100), layer(3, rows=1), layer(4, rows=1)]) == 2
+    assert to_merge([lowest, *(layer(n) for n in range(2, 6))]) == 2
+
+
+def test_of_each_key_of_a_partition_the_newest_row_stays() -> None:
+    """GIVEN tables, the newest first WHEN they become one THEN each key has one row in each partition, the newest."""
+
+    def rows(*keys: tuple[int, str, int]) -> pa.Table:
+        made = [{"partition": partition, "row_key": key, "batch": batch} for partition, key, batch in keys]
+        return pa.Table.from_pylist(made, KEPT)
+
+    found = newest_of_each([rows((0, "a", 9), (1, "b", 9)), rows(), rows((0, "b", 5), (0, "a", 5)), rows((1, "b", 1))])
+    told = [(row["partition"], row["row_key"], row["batch"]) for row in found.to_pylist()]
+    assert sorted(told) == [(0, "a", 9), (0, "b", 5), (1, "b", 9)]
+    assert newest_of_each([rows()]).num_rows == 0
+
+
+@pytest.mark.parametrize("by_spark", [False, True])
+def test_layers_are_merged_unless_spark_has_written_one(tmp_path: Path, *, by_spark: bool) -> None:
+    """GIVEN layers above the lowest WHEN they are merged THEN the newest rows are in one file; one that Spark has
+    written, with times of its own, stays."""
+    shelf = Shelf(tmp_path, "public.orders")
+    assert shelf.open()
+    layers = []
+    for batch, keys in enumerate([["a", "b"], ["b", "c"]]):
+        rows = [{"partition": 0, "row_key": key, "batch": batch, "event_time": NOON, "gone": False} for key in keys]
+        path = shelf.folder / f"{batch}.parquet"
+        table = pa.Table.from_pylist(rows, KEPT)
+        if by_spark and batch == 0:
+            pq.write_table(table, path, use_deprecated_int96_timestamps=True, store_schema=False)
+        else:
+            write_kept(path, [table])
+        layers.append(replace(layer(batch), files=(described(path),)))
+    merged = shelf.merged(layers)
+    if by_spark:
+        assert merged == layers
+        return
+    (one,) = merged
+    assert one.marks == layers[-1].marks
+    found = pq.read_table(shelf.folder / one.files[0].name)
+    assert found.schema == KEPT
+    assert sorted((row["row_key"], row["batch"]) for row in found.to_pylist()) == [("a", 0), ("b", 1), ("c", 1)]
 
 
 def file(**more: object) -> FileRange:
