@@ -100,7 +100,7 @@ def create(data: Path, binaries: Binaries, password: str, run: Run, own: Own) ->
         ]
         if binaries.major >= SCRAM_ITERATIONS_SINCE:
             # Thousands of rounds guard passwords that can be guessed. This one has 192 random bits, and every
-            # connection would pay for its rounds, half a dozen milliseconds of processor. (Others: `settings_for`.)
+            # connection would pay for its rounds, milliseconds of processor. (Others: `settings_for`.)
             command.append("--set=scram_iterations=1")
         ran = run(command, _INITDB_TIMEOUT_S)
         if ran.returncode != 0:
