@@ -49,6 +49,30 @@ def test_a_loop_that_pauses_is_alive_and_one_that_hangs_between_pauses_is_not() 
     assert ended.value.value == "done"
 
 
+def test_a_loop_is_busy_from_the_end_of_a_pause_to_the_next() -> None:
+    """GIVEN a watched loop WHEN it works for long between two pauses THEN it is busy for so long, whatever it says in
+    between; WHEN it pauses, or has ended, THEN it is not."""
+    clock = Clock()
+    progress = Progress(clock)
+    seen: list[float] = []
+
+    def loop() -> Steps[None]:
+        clock.now += 5.0
+        progress.alive(3_600.0)
+        seen.append(progress.busy_s())
+        yield Pause(500.0)
+        clock.now += 7.0
+        seen.append(progress.busy_s())
+
+    assert progress.busy_s() == 0.0
+    steps = progress.watched(loop())
+    next(steps)
+    clock.now += 100.0
+    assert progress.busy_s() == 0.0
+    assert list(steps) == [] and seen == [5.0, 7.0]
+    assert progress.busy_s() == 0.0
+
+
 def test_a_watched_loop_is_told_errors_and_its_end_as_if_it_were_not_watched() -> None:
     """GIVEN a watched loop WHEN its waiting fails, or it is closed THEN the loop itself decides."""
     met: list[str] = []

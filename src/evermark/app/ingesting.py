@@ -89,7 +89,6 @@ class LaneWorks:
         self._recent = RecentIds(recent, self.runtime.monotonic) if recent is not None else None
         self.saving: SavingNews = SavingNews()
         self._rows_before: int | None = None
-        self._reading: SourceReading | None = None
 
     def warm(self) -> None:
         """Before the source is ours: open what its owner will need, so that it goes on at once."""
@@ -154,18 +153,11 @@ class LaneWorks:
             of, self.limit, self.runtime, partial(self.tasks.write_pieces, of), self._say_feed_ended, took,
             self._recent, gaps, self.newest, self._say_jump, self._rows_before, self.seats,
         )  # fmt: skip
-        self._reading = reading
         try:
             return (yield from reading.steps(plan, taker, self._with_cache_shown(on_taken), ends, cuts))
         finally:
             # Reading that goes on with other partitions knows how much there is: its first batch needs no job of Spark.
             self._rows_before = reading.rows_before
-            self._reading = None
-
-    def batch_lasts_s(self) -> float:
-        """For how long the batch under way has been read; 0 where there is none."""
-        reading = self._reading
-        return 0.0 if reading is None else reading.batch_lasts_s()
 
     def _with_cache_shown(self, on_taken: Callable[[Taken], None]) -> Callable[[Taken], None]:
         def show(taken: Taken) -> None:
@@ -255,9 +247,9 @@ class SourceRunner(SavingNews):
     def join(self, timeout_s: float) -> bool:
         return self._task is None or self._task.join(timeout_s)
 
-    def batch_lasts_s(self) -> float:
-        """For how long the batch under way has been read; 0 where there is none."""
-        return self.works.batch_lasts_s()
+    def busy_s(self) -> float:
+        """For how long its owner has been busy without a pause, with a batch mostly; 0 where it waits."""
+        return self._owner.busy_s()
 
     def _say_hanging(self, reason: str) -> None:
         self.hangs = reason

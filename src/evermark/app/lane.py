@@ -64,8 +64,10 @@ _WARMING_S_MAX = 20.0
 _PASSED_ON_AT_ONCE = 4
 _PASS_ON_EVERY_S = 0.2
 _DRAIN_LOOK_S = 0.02
-# A batch that has been read for so long when the lane is renewed may need any time: the lane goes on until it is taken.
-_LONG_BATCH_S = 1.0
+# The owner of a source that is busy for so long may need any time for its batch: the lane goes on until it is taken.
+# Longer than a source may wait for something new.
+_BUSY_S = 2.0
+_BUSY_LOOK_S = 0.1
 _CALLS_SHOWN, _STACKS_MAX = 6, 20_000  # of a lane with a loop that hangs
 Order = tuple[Any, ...]  # BEGIN with the names of parts; RENEW; STOP; HURRY; TAKEN with a span; SHARE with leases
 _DRIVER_GONE, _LOOP_HANGS = 70, 71  # exit codes
@@ -304,7 +306,7 @@ class _Lane:
             **{source_part(runner.name): runner for runner in self._sources},
         }
         self._begun: set[str] = set()
-        self._hurry = False
+        self._hurry = self._said_busy = False
 
     def run(self) -> None:
         dead: list[str] = []
@@ -351,14 +353,13 @@ class _Lane:
         go of that source first: cut off there, the next lane would read the batch again, and be cut off, too.
         """
         asked = renewed = False
-        first: list[SourceRunner] = []  # to be let go of
+        first: dict[SourceRunner, None] = {}  # to be let go of
         while not dead:
             with suppress(queue.Empty):
-                order, *parts = self._orders.get(timeout=_DRAIN_LOOK_S if renewed else _LOOK_EVERY_S)
-                if order == RENEW and not asked:
-                    asked, first = True, self._stopped_behind_long_batches()
-                elif order == RENEW:
-                    pass  # a lane that was to follow has failed, and another is there
+                look_s = _DRAIN_LOOK_S if renewed else _BUSY_LOOK_S if asked else _LOOK_EVERY_S
+                order, *parts = self._orders.get(timeout=look_s)
+                if order == RENEW:
+                    asked = True
                 elif order == TAKEN:
                     self._delivery.on_told(*parts)
                 elif order == SHARE:
@@ -369,10 +370,11 @@ class _Lane:
                 else:
                     self._shut_down()
                     return
-            if asked and not renewed and all(runner.join(0.0) for runner in first):
+            is_busy = asked and self._is_any_busy(first)
+            if asked and not is_busy and not renewed:
                 renewed = True
                 self._delivery.drain()
-            if renewed and self._delivery.drained():
+            if renewed and not is_busy and self._delivery.drained():
                 self._pass_on()
                 self._shut_down()
                 return
@@ -385,15 +387,18 @@ class _Lane:
         self._log.error("the lane ends, and is started again", reason=dead[0])
         raise EngineError(dead[0])
 
-    def _stopped_behind_long_batches(self) -> list[SourceRunner]:
-        """Sources in the middle of a long batch, told to stop behind it."""
-        found = [runner for runner in self._sources if runner.batch_lasts_s() > _LONG_BATCH_S]
-        for runner in found:
-            runner.stop()
-        if found:
-            names = [runner.name for runner in found]
-            self._log.info("the lane goes on until the batches under way are taken", sources=names)
-        return found
+    def _is_any_busy(self, first: dict[SourceRunner, None]) -> bool:
+        """Whether a source is in the middle of a long batch. Such sources are told to stop behind it, and are added to
+        `first`."""
+        for runner in self._sources:
+            if runner not in first and runner.busy_s() > _BUSY_S:
+                first[runner] = None
+                runner.stop()
+        busy = [runner.name for runner in first if runner.busy_s() > _BUSY_S and not runner.join(0.0)]
+        if busy and not self._said_busy:
+            self._said_busy = True
+            self._log.info("the lane goes on until the batches under way are taken", sources=busy)
+        return bool(busy)
 
     def _end_hanging(self, reason: str) -> None:
         """Not in order: whatever is closed here may wait for the loop that hangs. What others had under way is begun

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -71,6 +72,7 @@ class _Submitted:
     heard_at: float = 0.0
     successor: _Submitted | None = None  # begins with each part that this lane lets go of
     let_go: list[str] = field(default_factory=list)
+    alone_since: float = math.inf  # with a successor that failed, whose parts nobody has
 
 
 def shared_out(parts: LaneParts, limit: Limit, end: EndTimes, lanes: int, cores: int | None = None) -> list[LaneWork]:
@@ -177,8 +179,9 @@ class Lanes:
                 found |= dict.fromkeys(work.sources, f"lane {work.shard} waits for Spark to run it")
         for lane in list(self._lanes.values()):
             if lane.heard_at and now - lane.heard_at > _STALLED_AFTER_S:
-                sources = [name for name in lane.work.sources if source_part(name) in self._given(lane)]
-                found |= dict.fromkeys(sources, f"lane {lane.work.shard} is silent")
+                found |= dict.fromkeys(_sources(lane, self._given(lane)), f"lane {lane.work.shard} is silent")
+            if now - lane.alone_since > _STALLED_AFTER_S:
+                found |= dict.fromkeys(_sources(lane, lane.let_go), f"lane {lane.work.shard} has no successor")
         return found
 
     def stuck(self) -> str | None:
@@ -238,13 +241,14 @@ class Lanes:
             return self._submit(lane.work) if time.monotonic() - lane.began > self._lane_s else None
         if self._late(next_lane):
             self._given_up(next_lane, _LATE)
-        elif lane.let_go and self._silent(next_lane):
+        elif next_lane.ready.is_set() and self._silent(next_lane):
             self._given_up(next_lane, _SILENT)
         if next_lane.ended.is_set():  # it failed before its turn
             self._log.warning("the next lane did not start; this one goes on", error=next_lane.error)
             # What this one has let go of already waits for another.
             again_s = self._lane_s if lane.successor is None else _BACKOFF_MAX_S
             lane.began = time.monotonic() - self._lane_s + again_s
+            lane.alone_since = min(lane.alone_since, time.monotonic())
             return None
         if next_lane.ready.is_set() and lane.successor is not next_lane:
             self._renew(lane, next_lane)
@@ -252,7 +256,7 @@ class Lanes:
 
     def _renew(self, lane: _Submitted, next_lane: _Submitted) -> None:
         """Have a lane let go of its parts, and the next lane begin with them."""
-        lane.successor = next_lane
+        lane.successor, lane.alone_since = next_lane, math.inf
         if lane.let_go:  # to a lane that failed
             self._channel.tell(next_lane.name, BEGIN, *lane.let_go)
         self._channel.tell(lane.name, RENEW)
@@ -401,8 +405,13 @@ class Lanes:
         lane.ready.set()
         if given := self._given(lane):  # a retry of its task: the attempt before it had begun with them
             self._channel.tell(lane.name, BEGIN, *given)
-        if lane.began and lane.successor is not None:
+        if lane.began and lane.successor is not None and not lane.successor.ended.is_set():
             self._channel.tell(lane.name, RENEW)
+
+
+def _sources(lane: _Submitted, parts: Iterable[str]) -> list[str]:
+    some = set(parts)
+    return [name for name in lane.work.sources if source_part(name) in some]
 
 
 def _parts(work: LaneWork) -> tuple[str, ...]:

@@ -24,7 +24,7 @@ from evermark.ingest.repair.watch import RecoveryWatch
 from evermark.ingest.resume import Resume
 from evermark.ingest.take import Fenced, Taken, Taker
 from evermark.ingest.task_reports import WHOLE_SOURCE
-from evermark.progress import PATIENT_S
+from evermark.progress import PATIENT_S, Progress
 from evermark.runtime import Pause, Steps, Wake, any_set, run_through
 from evermark.sources.base import Source
 
@@ -126,6 +126,11 @@ class SourceOwner:
         self._repairer: Repairer | None = None
         self._checked = False
         self._held_names: frozenset[str] = frozenset()
+        self._progress = Progress()
+
+    def busy_s(self) -> float:
+        """For how long it has been busy with its source without a pause; 0 where it waits, or does not own it."""
+        return self._progress.busy_s()
 
     def stop(self) -> None:
         self._stopping.set()
@@ -171,7 +176,7 @@ class SourceOwner:
             held = yield from self._acquired()
             if held is None:
                 return
-            self._held_names = held.names
+            self._held_names, self._progress = held.names, held.progress
             self._log.info("source owned", epoch=held.lease.epoch, **self._which())
             self.news.owned()
             try:

@@ -204,7 +204,6 @@ class SourceReading:
         self._jumps = JumpWatch(self.gaps)
         self._progress = Progress()  # the taker's, once there is one
         self._beside = False
-        self._batch_since: float | None = None  # when the batch under way was begun
         self._choice = FeedChoice()
         self._feeds: dict[int, Feed] = {}
         self._feeds_began = 0.0
@@ -223,11 +222,6 @@ class SourceReading:
     ) -> Mapping[int, EvermarkError]:
         return run_through(self.runtime, self.steps(plan, taker, on_taken, ends, cuts))
 
-    def batch_lasts_s(self) -> float:
-        """For how long the batch under way has been read; 0 where there is none. May be asked by any thread."""
-        since = self._batch_since
-        return 0.0 if since is None else self.runtime.monotonic() - since
-
     def steps(
         self,
         plan: ReadPlan,
@@ -243,7 +237,6 @@ class SourceReading:
             self._choose(self.rows_before)
             while not any_set(self._ends):
                 began = self.runtime.monotonic()
-                self._batch_since = None
                 self._go_on()
                 if self.recent is not None:
                     self.recent.forget_read()
@@ -283,7 +276,6 @@ class SourceReading:
                     self.runtime.wait(rest_s(count, self.runtime.monotonic() - began), *self._ends)
             return {}
         finally:
-            self._batch_since = None
             self._progress.alive()
             taker.save_rest(self._at)
             self._close_feeds()
@@ -356,7 +348,7 @@ class SourceReading:
                     _Arriving(fed, self._progress), self._piece(partition, self._at[partition]), self.recent
                 )
                 for partition, feed in self._feeds.items()
-                if (fed := self._next_of(feed)) is not None
+                if (fed := feed.next()) is not None
             ]
         except EvermarkError as error:
             self._feed_ended(error)
@@ -364,12 +356,6 @@ class SourceReading:
         if not rows:
             yield Pause(WAIT_S_MAX, (self._news, *self._ends))
         return rows
-
-    def _next_of(self, feed: Feed) -> Fed | None:
-        fed = feed.next()
-        if fed is not None and self._batch_since is None:
-            self._batch_since = self.runtime.monotonic()
-        return fed
 
     def _piece(self, partition: int, end: str) -> Piece:
         start, source = self._at[partition], self.of.source
@@ -392,7 +378,7 @@ class SourceReading:
             asked_every_s = _ASK_EVERY_S if waits else pace_s(idle_s)
             yield Pause(max(0.0, asked_every_s - (self.runtime.monotonic() - began)), self._ends)
             return []
-        self._news_at = self._batch_since = self.runtime.monotonic()
+        self._news_at = self.runtime.monotonic()
         return self._rows(self._plan, self._at, ends, self._batches)
 
     def _offered(self, at: Mapping[int, str], limit: Limit) -> dict[int, str]:

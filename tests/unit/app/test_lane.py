@@ -116,15 +116,15 @@ def test_a_lane_that_is_told_to_stop_while_it_passes_on_lets_go_of_all_at_once()
 
 
 class Part:
-    """A source, or delivery: what it was told, and whether it has ended."""
+    """A source, or delivery: what it was told, and whether it has ended. One that is busy does not end when told to."""
 
     hangs = None
 
-    def __init__(self, name: str, lasts_s: float = 0.0) -> None:
-        self.name, self.lasts_s, self.told, self.ended = name, lasts_s, [], False
+    def __init__(self, name: str, busy_s: float = 0.0) -> None:
+        self.name, self.busy_for_s, self.told, self.ended = name, busy_s, [], False
 
-    def batch_lasts_s(self) -> float:
-        return self.lasts_s
+    def busy_s(self) -> float:
+        return self.busy_for_s
 
     def join(self, _timeout_s: float) -> bool:
         return self.ended
@@ -132,7 +132,7 @@ class Part:
     def __getattr__(self, what: str) -> Any:
         def told(*_: object) -> bool:
             self.told.append(what)
-            self.ended = self.ended or (what == "stop" and not self.lasts_s)
+            self.ended = self.ended or (what == "stop" and not self.busy_for_s)
             return True
 
         return told
@@ -143,16 +143,18 @@ def at_work(*sources: Part) -> Any:
     lane._end_times, lane._log = EndTimes(0.0, 0.0), get_logger()
     lane._sources, lane._delivery = list(sources), Part("delivery")
     lane._parts = {part.name: part for part in (*sources, lane._delivery)}
-    lane._begun = set(lane._parts)
+    lane._begun, lane._said_busy = set(lane._parts), False
     return lane
 
 
 def test_a_lane_that_is_renewed_goes_on_until_a_long_batch_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     """GIVEN a source in the middle of a long batch WHEN its lane is renewed THEN that source alone is told to stop, all
-    else goes on; WHEN the batch is taken THEN delivery is drained, and the lane ends in order."""
+    else goes on, until another source has a long batch, which is waited for, too; WHEN the batches are taken THEN
+    delivery is drained, and the lane ends in order."""
     monkeypatch.setattr(module, "_LOOK_EVERY_S", 0.001)
-    long, short = Part("long", lasts_s=2.0), Part("short", lasts_s=0.0)
-    lane, dead = at_work(long, short), []
+    monkeypatch.setattr(module, "_BUSY_LOOK_S", 0.001)
+    long, short, later = Part("long", busy_s=2.1), Part("short", busy_s=0.1), Part("later")
+    lane, dead = at_work(long, short, later), []
     lane._orders.put((RENEW,))
     lane._orders.put((RENEW,))
     obeying = threading.Thread(target=lane._obey, args=(dead,))
@@ -160,17 +162,31 @@ def test_a_lane_that_is_renewed_goes_on_until_a_long_batch_is_taken(monkeypatch:
     until(lambda: long.told == ["stop"], "it is told to stop behind its batch")
     lane._orders.put((TAKEN, "a span"))
     until(lambda: lane._delivery.told == ["on_told"], "delivery goes on")
-    assert short.told == [] and obeying.is_alive()
+    later.busy_for_s = 2.1
+    until(lambda: later.told == ["stop"], "it is told to stop behind its batch")
     long.ended = True
+    lane._orders.put((TAKEN, "a span"))
+    until(lambda: len(lane._delivery.told) == 2, "delivery goes on")
+    assert short.told == [] and obeying.is_alive()
+    short.busy_for_s, later.ended = 0.0, True
     obeying.join(5.0)
     assert not obeying.is_alive() and dead == []
-    assert short.told == ["stop"] and lane._delivery.told[1:] == ["drain", "drained", "stop"]
+    assert short.told == ["stop"] and lane._delivery.told[2:] == ["drain", "drained", "stop"]
+
+
+def test_a_lane_does_not_wait_for_a_source_that_is_told_to_stop_and_is_busy_no_more() -> None:
+    """GIVEN a source that was told to stop behind its batch WHEN it waits for its repair to end, without a bound THEN
+    the lane goes on to its end, which has one."""
+    lane, waiting = at_work(Part("shop", busy_s=2.1)), {}
+    assert lane._is_any_busy(waiting)
+    lane._sources[0].busy_for_s = 0.0
+    assert not lane._is_any_busy(waiting) and not lane._sources[0].ended
 
 
 def test_a_lane_that_waits_for_a_long_batch_heeds_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """GIVEN a lane that is renewed, and a batch that never ends WHEN the driver stops THEN the lane ends."""
     monkeypatch.setattr(module, "_LOOK_EVERY_S", 0.001)
-    lane = at_work(Part("long", lasts_s=2.0))
+    lane = at_work(Part("long", busy_s=2.1))
     lane._orders.put((RENEW,))
     lane._orders.put((STOP,))
     lane._obey([])

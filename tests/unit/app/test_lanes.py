@@ -125,7 +125,10 @@ def test_what_a_lane_has_let_go_of_is_begun_by_the_lane_after_the_next(monkeypat
 
     def submit(again: Any) -> Any:
         following.append(submitted(again))
-        following[-1].ready.set()
+        late_s = 0.1 * (len(following) - 1)  # the second is not ready at once
+        threading.Timer(
+            late_s, lambda lane: found._heard(lane.name, [("lane", "ready", (), {})]), following[-1:]
+        ).start()
         return following[-1]
 
     def tell(name: str, order: str, *parts: str) -> None:
@@ -136,6 +139,7 @@ def test_what_a_lane_has_let_go_of_is_begun_by_the_lane_after_the_next(monkeypat
             following[0].ended.set()
             found._lane_s = 3_600.0
         elif order == "renew":
+            assert following[1].error is None
             lane.ended.set()
 
     monkeypatch.setattr(found, "_submit", submit)
@@ -213,6 +217,13 @@ def test_a_next_lane_is_looked_after_while_the_lane_before_it_still_reads(monkey
     following.ended.set()
     assert found._followed(lane, following) is None
     assert 0 < lane.began + found._lane_s - time.monotonic() <= lanes_module._BACKOFF_MAX_S
+    following.heard_at = lane.heard_at = time.monotonic()
+    assert found.stalled() == {}
+    lane.alone_since -= lanes_module._STALLED_AFTER_S + 1
+    assert found.stalled() == {"chat": "lane 0 has no successor"}
+    told.orders.clear()
+    found._is_ready(lane)
+    assert "renew" not in [order[1] for order in told.orders], "there is no lane to let go to"
 
 
 def test_a_next_lane_that_fails_takes_no_work_from_the_one_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
