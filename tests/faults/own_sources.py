@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import pyarrow as pa
 
 import evermark as em
 from evermark.event import taken_batch
+from evermark.testing.until import until
 
 _PATIENCE_S = 120.0
 
@@ -59,7 +59,5 @@ class Lasting(Numbers):
     def read(self, piece: em.Slice) -> Iterator[pa.RecordBatch]:
         with (self.folder / "reads").open("a") as reads:
             reads.write(f"{piece.start} {piece.end}\n")
-        give_up_at = time.monotonic() + _PATIENCE_S
-        while not (self.folder / "go_on").exists() and time.monotonic() < give_up_at:
-            time.sleep(0.05)
+        until((self.folder / "go_on").exists, "the test says go on", timeout_s=_PATIENCE_S)
         yield from super().read(piece)
