@@ -32,25 +32,13 @@ KEEPS_NO_BYTECODE = "PYTHONDONTWRITEBYTECODE"
 # The longest first. The tests of one part of faults share a deployment, so they stay together.
 PARTS: Mapping[str, Sequence[str]] = {
     "contract-postgres": ("tests/contract/postgres",),
+    "spark": ("tests/spark",),
     "faults-readers": (
         "tests/faults/test_blocks.py",
         "tests/faults/test_bots.py",
         "tests/faults/test_lost_slot.py",
         "tests/faults/test_mongo.py",
         "tests/faults/test_object_store.py",
-    ),
-    "contract-stores": (
-        "tests/contract/delivery",
-        "tests/contract/replica_source",
-        "tests/contract/replicas",
-        "tests/contract/state",
-    ),
-    "faults-lanes": (
-        "tests/faults/test_checkpoint_store.py",
-        "tests/faults/test_exhausted.py",
-        "tests/faults/test_hanging_loop.py",
-        "tests/faults/test_lanes.py",
-        "tests/faults/test_network.py",
     ),
     "contract-rest": (
         "tests/contract/blocknode",
@@ -65,13 +53,32 @@ PARTS: Mapping[str, Sequence[str]] = {
         "tests/faults/test_lost_tables_slot.py",
         "tests/faults/test_mongo_copy.py",
     ),
-    "spark": ("tests/spark",),
+    "unit": ("tests/unit",),
+    "faults-cluster": ("tests/faults/test_cluster.py",),
+    "contract-stores": (
+        "tests/contract/delivery",
+        "tests/contract/replica_source",
+        "tests/contract/replicas",
+        "tests/contract/state",
+    ),
+    "faults-lanes": (
+        "tests/faults/test_checkpoint_store.py",
+        "tests/faults/test_exhausted.py",
+        "tests/faults/test_hanging_loop.py",
+        "tests/faults/test_lanes.py",
+        "tests/faults/test_network.py",
+    ),
     "faults-databases": (
         "tests/faults/test_installed_again.py",
         "tests/faults/test_other_database.py",
         "tests/faults/test_upgrade.py",
     ),
-    "unit": ("tests/unit",),
+    "faults-oracle": (
+        "tests/faults/test_oracle.py",
+        "tests/faults/test_replica_source.py",
+        "tests/faults/test_replicas.py",
+    ),
+    "contract-mongo": ("tests/contract/checkpoints", "tests/contract/mongo"),
     "faults-shared": (
         "tests/faults/test_engine_dies.py",
         "tests/faults/test_health.py",
@@ -82,16 +89,9 @@ PARTS: Mapping[str, Sequence[str]] = {
         "tests/faults/test_two_instances.py",
     ),
     "demo": ("tests/acceptance/test_demo.py",),
-    "contract-mongo": ("tests/contract/checkpoints", "tests/contract/mongo"),
-    "faults-oracle": (
-        "tests/faults/test_oracle.py",
-        "tests/faults/test_replica_source.py",
-        "tests/faults/test_replicas.py",
-    ),
     "acceptance": ("tests/acceptance/test_api.py", "tests/acceptance/test_bad_input.py"),
     "simulation": ("tests/simulation",),
     "faults-instances": ("tests/faults/test_instances.py",),
-    "faults-cluster": ("tests/faults/test_cluster.py",),
 }
 
 _SLOW = re.compile(r"^\s*([\d.]+)s (?:call|setup|teardown)\s+\S.*$", re.MULTILINE)
