@@ -17,6 +17,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from evermark.storage import access, place_of
 from evermark.testing.chaos_engine import resumed_s
+from evermark.testing.commands import REAL
 from evermark.testing.objects import ACCESS_KEY, SECRET_KEY, S3Server, s3_server
 from evermark.testing.pipeline import PATIENCE_S, Instance, Ledger, Scene, Writer
 from evermark.testing.servers import PostgresServer, fresh_database, postgres_server
@@ -35,6 +36,8 @@ spark: {{master: '{master}'{more}}}
 
 class ClusterScene(Scene):
     """A shop whose lanes run on a cluster: the log in a bucket, State in a Postgres, the key in a variable."""
+
+    commands = REAL  # executors have no part in what tests fork instead
 
     def __init__(
         self, folder: Path, dsn: str, state: str, s3: S3Server, cluster: SparkCluster, key: str, more: str = ""
