@@ -49,7 +49,7 @@ _SILENT_MAX_S = 20.0
 _READY_MAX_S = 120.0
 _SILENT = f"has said nothing for {_SILENT_MAX_S:g} s"
 _LATE = f"was not ready within {_READY_MAX_S:g} s"
-# Lanes in a row that Spark did not so much as begin in their time: what hangs is Spark, not the lane.
+# Lanes of each shard, in a row, that Spark did not begin in their time: then Spark hangs, not the lane.
 _LATE_MAX = 2
 # Without a word of its lane for this long nothing is read or delivered: health says so.
 _STALLED_AFTER_S = 10.0
@@ -191,7 +191,7 @@ class Lanes:
         late = list(self._late_in_a_row.values())
         if len(late) < len(self._works) or min(late) < _LATE_MAX:
             return None
-        return f"Spark began none of {_LATE_MAX} lanes within {_READY_MAX_S:g} s each"
+        return f"Spark began no lane within {_READY_MAX_S:g} s, {_LATE_MAX} times in a row"
 
     def _run(self, work: LaneWork) -> None:
         failures = 0
