@@ -163,6 +163,24 @@ def test_s8_a_source_that_fails_again_and_again_is_left_alone_for_the_breakers_t
     assert len(scene.readings) == 6
 
 
+def test_an_owner_is_busy_while_it_reads_without_a_pause_and_not_while_it_waits() -> None:
+    """GIVEN an owner WHEN it begins with its source for a while, without a pause THEN it says for how long; while it
+    waits for events, or owns nothing, it is not busy."""
+    scene = Scene()
+    busy: list[float] = []
+
+    def begin(_partition: int) -> Resume:
+        scene.runtime.baton.sleep(3.0)
+        busy.append(scene.owner.busy_s())
+        return Resume("5", 1)
+
+    scene.begin = begin
+    assert scene.owner.busy_s() == 0.0
+    scene.run(60.0)
+    assert len(busy) == 2 and busy[1] >= busy[0] + 3.0 >= 6.0
+    assert scene.owner.busy_s() == 0.0, "it waits"
+
+
 def test_s4_an_idle_night_raises_no_gap_and_no_alarm() -> None:
     """GIVEN a source without an event for ten hours WHEN its owner waits THEN it is read in one piece: no failure, no
     gap, and nobody is told anything."""
