@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
 import pyarrow as pa
 
 import evermark as em
+from evermark.errors import GapError
 from evermark.event import taken_batch
 from evermark.testing.until import until
 
@@ -61,3 +64,46 @@ class Lasting(Numbers):
             reads.write(f"{piece.start} {piece.end}\n")
         until((self.folder / "go_on").exists, "the test says go on", timeout_s=_PATIENCE_S)
         yield from super().read(piece)
+
+
+class Mending(Numbers):
+    """Has a gap when it is first read, which is closed when the file `go_on` is there. The file `repairs` has a line
+    for each time that a repair was begun."""
+
+    def check(self, positions: Mapping[int, str], newest: object) -> None:
+        if not (self.folder / "mended").exists():
+            raise GapError("what comes next is not to be had")
+
+    def repair(self, partition: int) -> _Mend:
+        return _Mend(self.folder)
+
+
+@dataclass(frozen=True)
+class _Nothing:
+    """The events between the log and where reading goes on: there are none."""
+
+    position: str
+    pieces: Sequence[em.Slice] = ()
+    since: datetime | None = None
+    is_state: bool = False
+
+
+@dataclass(frozen=True)
+class _Mend:
+    folder: Path
+
+    def begin(self, stopped: Callable[[], bool], left_at: str | None = None) -> _Nothing:
+        with (self.folder / "repairs").open("a") as repairs:
+            repairs.write("begun\n")
+        gone_on = (self.folder / "go_on").exists
+        until(lambda: gone_on() or stopped(), "the test says go on", timeout_s=_PATIENCE_S)
+        if not gone_on():
+            raise InterruptedError("the repair was cut off")
+        return _Nothing(f"{0:06d}")
+
+    def finish(self, position: str) -> None:
+        (self.folder / "mended").touch()
+
+    def abandon(self) -> None: ...
+
+    def close(self) -> None: ...

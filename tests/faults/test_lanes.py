@@ -58,6 +58,19 @@ def test_a_batch_that_takes_longer_than_a_lane_lives_is_read_once(tmp_path: Path
         assert instance.terminate() == 0
 
 
+def test_a_repair_that_takes_longer_than_a_lane_lives_is_begun_once(tmp_path: Path) -> None:
+    """GIVEN lanes of two seconds WHEN closing a gap takes longer than a lane lives THEN the lane goes on until it is
+    closed; the repair is begun once, and each event is delivered."""
+    with ShortLanesAndEnds(tmp_path, "Mending") as stage:
+        instance = stage.up()
+        until(lambda: instance.said("the lane goes on until gaps are closed"), "a lane waits")
+        (tmp_path / "go_on").touch()
+        assert stage.check_complete().delivered == stage.count
+        assert (tmp_path / "repairs").read_text() == "begun\n"
+        until(lambda: instance.text().count('"event": "delivering"') >= 2, "the next lane follows")
+        assert instance.terminate() == 0
+
+
 class TwoLanes(Scene):
     sections = "spark: {lane: 4s, lanes: 2}\n"
 

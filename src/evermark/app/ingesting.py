@@ -251,6 +251,10 @@ class SourceRunner(SavingNews):
         """For how long its owner has been busy without a pause, with a batch mostly; 0 where it waits."""
         return self._owner.busy_s()
 
+    def is_repairing(self) -> bool:
+        """Whether its owner is closing a gap, which its end would have begin anew."""
+        return self._owner.is_repairing()
+
     def _say_hanging(self, reason: str) -> None:
         self.hangs = reason
         self.metrics.hanging.labels(source_lease(self.name)).inc()

@@ -68,6 +68,8 @@ _DRAIN_LOOK_S = 0.02
 # Longer than a source may wait for something new.
 _BUSY_S = 2.0
 _BUSY_LOOK_S = 0.1
+# A repair may have to compare a whole database. One that hangs must not keep a lane for ever.
+_REPAIR_S_MAX = 3600.0
 _CALLS_SHOWN, _STACKS_MAX = 6, 20_000  # of a lane with a loop that hangs
 Order = tuple[Any, ...]  # BEGIN with the names of parts; RENEW; STOP; HURRY; TAKEN with a span; SHARE with leases
 _DRIVER_GONE, _LOOP_HANGS = 70, 71  # exit codes
@@ -306,7 +308,7 @@ class _Lane:
             **{source_part(runner.name): runner for runner in self._sources},
         }
         self._begun: set[str] = set()
-        self._hurry = self._said_busy = False
+        self._hurry = self._said_busy = self._said_repairing = False
 
     def run(self) -> None:
         dead: list[str] = []
@@ -350,15 +352,18 @@ class _Lane:
         """Until the lane has ended in order, or a thread has ended that must not.
 
         A lane that is renewed goes on with all its work while a source of it is in the middle of a long batch, and lets
-        go of that source first: cut off there, the next lane would read the batch again, and be cut off, too.
+        go of that source first: cut off there, the next lane would read the batch again, and be cut off, too. It also
+        goes on while a gap is being closed, for an hour at most.
         """
         asked = renewed = False
+        asked_at = 0.0
         first: dict[SourceRunner, None] = {}  # to be let go of
         while not dead:
             with suppress(queue.Empty):
                 look_s = _DRAIN_LOOK_S if renewed else _BUSY_LOOK_S if asked else _LOOK_EVERY_S
                 order, *parts = self._orders.get(timeout=look_s)
                 if order == RENEW:
+                    asked_at = asked_at if asked else time.monotonic()
                     asked = True
                 elif order == TAKEN:
                     self._delivery.on_told(*parts)
@@ -370,8 +375,9 @@ class _Lane:
                 else:
                     self._shut_down()
                     return
-            is_busy = asked and self._is_any_busy(first)
-            if asked and not is_busy and not renewed:
+            is_repairing = asked and not renewed and self._is_any_repairing(asked_at)
+            is_busy = asked and not is_repairing and self._is_any_busy(first)
+            if asked and not (is_repairing or is_busy or renewed):
                 renewed = True
                 self._delivery.drain()
             if renewed and not is_busy and self._delivery.drained():
@@ -399,6 +405,16 @@ class _Lane:
             self._said_busy = True
             self._log.info("the lane goes on until the batches under way are taken", sources=busy)
         return bool(busy)
+
+    def _is_any_repairing(self, asked_at: float) -> bool:
+        """Asked before delivery is drained, and not again: what begins later is begun anew by the next lane."""
+        if time.monotonic() - asked_at > _REPAIR_S_MAX:
+            return False
+        repairing = [runner.name for runner in self._sources if runner.is_repairing()]
+        if repairing and not self._said_repairing:
+            self._said_repairing = True
+            self._log.info("the lane goes on until gaps are closed", sources=repairing)
+        return bool(repairing)
 
     def _end_hanging(self, reason: str) -> None:
         """Not in order: whatever is closed here may wait for the loop that hangs. What others had under way is begun

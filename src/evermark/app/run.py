@@ -31,8 +31,17 @@ from evermark.config.spark_master import cores_max, master_in_effect, require_ma
 from evermark.delivery.base import SourcePartition
 from evermark.delivery.tail.wish import Wish, no_spark
 from evermark.embedded.java import ensure_java
-from evermark.error_policy import Action, action_for, backoff_s
-from evermark.errors import BusyError, ConfigError, EngineError, EvermarkError, GapError, UnreachableError, of_kind
+from evermark.error_policy import Action, action_after, backoff_s
+from evermark.errors import (
+    BusyError,
+    ConfigError,
+    EngineError,
+    EvermarkError,
+    GapError,
+    UnreachableError,
+    known,
+    of_kind,
+)
 from evermark.log.pieces import LogPiece
 from evermark.observe.health import HealthBoard
 from evermark.observe.logging import get_logger
@@ -193,7 +202,7 @@ class Pipeline:
             if isinstance(error, GapError):
                 # A gap is repaired, or shown until a person decides: neither needs a restart.
                 self._log.error("the source is not as we left it", source=name, error=error)
-            elif action_for(error) is Action.RETRY:
+            elif action_after(error, 1) is Action.RETRY:
                 self._log.warning("the source cannot be read yet; it is tried until it can", source=name, error=error)
             else:
                 raise of_kind(error.kind, f"sources.{name}: {error.message}", error.hint) from error
@@ -463,8 +472,6 @@ def _trouble_of(deployment: Deployment, name: str) -> EvermarkError | None:
 
     try:
         check_at(source, checkpointed)
-    except EvermarkError as error:
-        return error
-    except OSError as error:  # of a source that does not raise our errors
-        return UnreachableError(f"{type(error).__name__}: {error}"[:500])
+    except Exception as error:  # noqa: BLE001 - a source of the user's own may raise anything; the others start
+        return known(error)
     return None

@@ -132,6 +132,10 @@ class SourceOwner:
         """For how long it has been busy with its source without a pause; 0 where it waits, or does not own it."""
         return self._progress.busy_s()
 
+    def is_repairing(self) -> bool:
+        """Whether a gap is being closed just now."""
+        return self._repairer is not None and self._repairer.is_at_work
+
     def stop(self) -> None:
         self._stopping.set()
 

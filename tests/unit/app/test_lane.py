@@ -119,9 +119,13 @@ class Part:
     """A source, or delivery: what it was told, and whether it has ended. One that is busy does not end when told to."""
 
     hangs = None
+    repairs = False
 
     def __init__(self, name: str, busy_s: float = 0.0) -> None:
         self.name, self.busy_for_s, self.told, self.ended = name, busy_s, [], False
+
+    def is_repairing(self) -> bool:
+        return self.repairs
 
     def busy_s(self) -> float:
         return self.busy_for_s
@@ -143,7 +147,7 @@ def at_work(*sources: Part) -> Any:
     lane._end_times, lane._log = EndTimes(0.0, 0.0), get_logger()
     lane._sources, lane._delivery = list(sources), Part("delivery")
     lane._parts = {part.name: part for part in (*sources, lane._delivery)}
-    lane._begun, lane._said_busy = set(lane._parts), False
+    lane._begun, lane._said_busy, lane._said_repairing = set(lane._parts), False, False
     return lane
 
 
@@ -191,3 +195,55 @@ def test_a_lane_that_waits_for_a_long_batch_heeds_an_end(monkeypatch: pytest.Mon
     lane._orders.put((STOP,))
     lane._obey([])
     assert lane._delivery.told == ["stop"]
+
+
+def test_a_lane_that_is_renewed_goes_on_until_a_gap_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """GIVEN a source that closes a gap while other partitions of it have long batches WHEN its lane is renewed THEN no
+    source is told to stop, for that would have the repair begin anew; WHEN the gap is closed THEN the lane ends."""
+    monkeypatch.setattr(module, "_LOOK_EVERY_S", 0.001)
+    monkeypatch.setattr(module, "_BUSY_LOOK_S", 0.001)
+    shop, other = Part("shop", busy_s=2.1), Part("other")
+    shop.repairs = True
+    lane = at_work(shop, other)
+    lane._orders.put((RENEW,))
+    obeying = threading.Thread(target=lane._obey, args=([],))
+    obeying.start()
+    for number in (1, 2):
+        lane._orders.put((TAKEN, "a span"))
+        until(lambda number=number: len(lane._delivery.told) == number, "delivery goes on")
+    assert shop.told == other.told == [] and lane._said_repairing
+    shop.repairs, shop.busy_for_s = False, 0.0
+    obeying.join(5.0)
+    assert not obeying.is_alive() and shop.told == other.told == ["stop"]
+    assert lane._delivery.told[2:] == ["drain", "drained", "stop"]
+
+
+def test_a_lane_waits_an_hour_for_a_repair_and_not_for_one_that_begins_when_delivery_is_drained(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """GIVEN a repair that never ends WHEN an hour has passed, and WHEN it began after delivery was drained, THEN the
+    lane ends, for its work would stand still."""
+    monkeypatch.setattr(module, "_LOOK_EVERY_S", 0.001)
+    shop = Part("shop")
+    shop.repairs = True
+    lane = at_work(shop)
+    assert lane._is_any_repairing(time.monotonic())
+    assert not lane._is_any_repairing(time.monotonic() - 3601.0)
+    late = Part("late")
+    lane = at_work(late)
+    monkeypatch.setattr(lane, "_delivery", _Begins(late))
+    lane._parts["delivery"] = lane._delivery
+    lane._orders.put((RENEW,))
+    lane._obey([])
+    assert late.repairs and late.told == ["stop"]
+
+
+class _Begins(Part):
+    """Delivery: when it is drained, a source begins with a repair."""
+
+    def __init__(self, source: Part) -> None:
+        super().__init__("delivery")
+        self.source = source
+
+    def drain(self) -> None:
+        self.source.repairs = True

@@ -63,10 +63,17 @@ def check(**sources: Checked) -> tuple[EvermarkError | None, list[Any]]:
 
 
 @pytest.mark.parametrize(
-    "error", [UnreachableError("away"), BusyError("too many connections"), ConnectionRefusedError("refused")]
+    "error",
+    [
+        UnreachableError("away"),
+        BusyError("too many connections"),
+        ConnectionRefusedError("refused"),
+        TypeError("a mistake in a source of the user's own"),
+    ],
 )
-def test_a_source_that_cannot_be_reached_keeps_nobody_from_starting(error: Exception) -> None:
-    """GIVEN one source that is away and one that is well WHEN it starts THEN both go on, and a warning is logged."""
+def test_a_source_that_cannot_be_reached_or_read_keeps_nobody_from_starting(error: Exception) -> None:
+    """GIVEN one source that is away, or fails in a way nobody thought of, and one that is well WHEN it starts THEN both
+    go on, and a warning is logged."""
     well = Checked()
     ended, lines = check(away=Checked(error), well=well)
     assert ended is None

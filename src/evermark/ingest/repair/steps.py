@@ -124,6 +124,7 @@ class Repairer:
     def __post_init__(self) -> None:
         self.stopped = self.runtime.wake()
         self._found = self.runtime.wake()
+        self.is_at_work = False  # a recovery is being carried out
         self._lock = threading.Lock()
         self._open = {p for p in self._partitions() if self.works.recoveries.current(self.name, p) is not None}
 
@@ -226,12 +227,14 @@ class Repairer:
         if repair is None:
             self._fail(recovery, None, EvermarkError("this source cannot be repaired"))
             return
+        self.is_at_work = True
         try:
             self.let_go(recovery.partition)
             self._steps(recovery, repair)
         except Exception as error:  # noqa: BLE001 - an unknown one is counted like any other failed try
             self._after_failure(self._as_it_is(recovery), repair, known(error))
         finally:
+            self.is_at_work = False
             repair.close()
 
     def _steps(self, recovery: Recovery, repair: Repair) -> None:
