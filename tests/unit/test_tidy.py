@@ -305,9 +305,10 @@ def test_rule_lets_pass_what_keeps_it(rule: Rule, path: str, text: str) -> None:
     assert not findings(rule, [File(path, text)])
 
 
-def test_importing_evermark_loads_no_spark() -> None:
-    """`import evermark` is light: Spark and its gateway come with the first thing that needs them."""
+@pytest.mark.parametrize("module", ["evermark", "evermark.app.run"])
+def test_importing_loads_no_spark(module: str) -> None:
+    """`import evermark` is light; and `up` starts Spark's JVM the sooner the less it has loaded before."""
     heavy = ("pyspark", "py4j", "pandas")
-    code = f"import evermark, sys; print([name for name in {heavy!r} if name in sys.modules])"
+    code = f"import {module}, sys; print([name for name in {heavy!r} if name in sys.modules])"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout.strip() == "[]"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -61,7 +62,9 @@ class Matcher:
     count: int
 
     def wanted(self, rows: pa.Table | pa.RecordBatch, work_max: int = WORK_MAX) -> Wanted:
-        delivered = pc.is_in(rows.column("op").cast(pa.string()), value_set=_DELIVERED).to_numpy(zero_copy_only=False)
+        delivered = pc.is_in(rows.column("op").cast(pa.string()), value_set=_delivered_ops()).to_numpy(
+            zero_copy_only=False
+        )
         kept = np.flatnonzero(delivered)
         mine = rows if len(kept) == rows.num_rows else rows.take(pa.array(kept))
         if sum(mine.column(name).nbytes for name in {path.column for path in self.paths}) > PAYLOAD_BYTES_MAX:
@@ -156,7 +159,10 @@ class _Found:
         return Wanted(kept[rows[order]], of[order], frozenset(self.unsure))
 
 
-_DELIVERED = pa.array(wanted_ops(()))
+@cache
+def _delivered_ops() -> pa.Array:
+    """Made when it is needed: the first array of a process loads pandas, and `up` would wait for that."""
+    return pa.array(wanted_ops(()))
 
 
 def matcher_of(filters: Sequence[Filter]) -> Matcher:
