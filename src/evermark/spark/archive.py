@@ -12,7 +12,7 @@ from typing import Any
 from pyspark.sql import DataFrame
 
 from evermark.embedded.java import cache_folder, ensure_java
-from evermark.spark.home import adopt, archive_of, making_options, spark_home
+from evermark.spark.home import adopt, archive_of, is_whole, making_options, spark_home
 from evermark.spark.session import JAVA_OPTIONS, make_session
 
 _MAKE_TIMEOUT_S = 300
@@ -24,7 +24,7 @@ def make() -> Path:
     java_home = str(ensure_java(cache_folder() / "java"))
     archive = archive_of(java_home, spark_home(_MASTER))
     adopt(archive)
-    if not archive.exists():
+    if not is_whole(archive):
         archive.parent.mkdir(parents=True, exist_ok=True)
         # Beside it, so that it appears whole: a Spark that starts meanwhile starts without one.
         with tempfile.TemporaryDirectory(prefix=".archive-", dir=archive.parent) as scratch:

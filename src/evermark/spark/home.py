@@ -16,6 +16,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -30,6 +31,7 @@ _VERSION = re.compile(r'^JAVA_VERSION="(\d+)', re.MULTILINE)
 # What a JVM says of an archive that does not fit helps nobody: it is left out, and made anew.
 _QUIET = "-Xlog:cds=off -Xlog:cds+dynamic=off"
 _QUIET_LINKED = "-Xlog:aot*=off -Xlog:cds*=off"
+_HEAD = 4  # bytes by which a JVM tells that a file is an archive
 
 
 def spark_home(master: str) -> Path:
@@ -60,8 +62,8 @@ def java_options(java_home: str, home: Path) -> str:
         archive.parent.mkdir(parents=True, exist_ok=True)
         adopt(archive)
         if is_linked(archive):
-            return f"-XX:AOTCache={archive} {_QUIET_LINKED}" if archive.exists() else ""
-        if archive.exists():
+            return f"-XX:AOTCache={archive} {_QUIET_LINKED}" if is_whole(archive) else ""
+        if is_whole(archive):
             return f"-XX:SharedArchiveFile={archive} {_QUIET}"
         return f"-XX:ArchiveClassesAtExit={archive}.{os.getpid()} {_QUIET}"
     except OSError:
@@ -97,9 +99,27 @@ def is_linked(archive: Path) -> bool:
     return archive.suffix == _LINKED
 
 
+def is_whole(archive: Path) -> bool:
+    """Whether the JVM that wrote it came to an end of it: the first bytes are written last."""
+    try:
+        with archive.open("rb") as file:
+            return any(file.read(_HEAD))
+    except FileNotFoundError:
+        return False
+
+
 def adopt(archive: Path) -> None:
-    """Take over the archive of an earlier JVM; a JVM that still runs may still be writing."""
+    """Take over the archive of an earlier JVM if there is none; a JVM that still runs may still be writing.
+
+    What a JVM left that was killed at it is deleted. As an archive it would never be mended: each start from then on
+    would go without, which is twice the processor for the JVM.
+    """
     for left in archive.parent.glob(f"{archive.name}.*"):
         pid = left.suffix[1:]
-        if pid.isdigit() and not psutil.pid_exists(int(pid)):
-            left.replace(archive)
+        if not pid.isdigit() or psutil.pid_exists(int(pid)):
+            continue
+        with suppress(FileNotFoundError):  # another process takes it over at the same time
+            if is_whole(left) and not is_whole(archive):
+                left.replace(archive)
+            else:
+                left.unlink()

@@ -12,6 +12,7 @@ from evermark.embedded.java import CACHE_ENV, shim_home
 from evermark.spark.home import archive_of, java_options, spark_home
 
 INSTALLED = Path(pyspark.__file__).resolve().parent
+WHOLE = bytes.fromhex("a8ab0bf0") + b"classes"
 
 
 @pytest.fixture(autouse=True)
@@ -77,7 +78,7 @@ def test_each_java_is_given_the_kind_of_archive_that_it_has(tmp_path: Path) -> N
     assert f"-XX:ArchiveClassesAtExit={archive_of(old, home)}." in java_options(old, home)
     assert java_options(new, home) == ""
     for java in (old, new):
-        archive_of(java, home).write_bytes(b"")
+        archive_of(java, home).write_bytes(WHOLE)
     assert f"-XX:SharedArchiveFile={archive_of(old, home)} " in java_options(old, home)
     assert f"-XX:AOTCache={archive_of(new, home)} " in java_options(new, home)
 
@@ -89,9 +90,28 @@ def test_what_a_jvm_left_behind_is_taken_over_when_it_is_whole(tmp_path: Path) -
     archive = archive_of(java, home)
     ended, running, notes = (archive.with_name(f"{archive.name}.{end}") for end in (2**22 + 1, os.getpid(), "config"))
     for left in (running, notes):
-        left.write_bytes(b"half")
+        left.write_bytes(WHOLE)
     assert "ArchiveClassesAtExit" in java_options(java, home)
-    ended.write_bytes(b"whole")
+    ended.write_bytes(WHOLE)
     assert "SharedArchiveFile" in java_options(java, home)
-    assert archive.read_bytes() == b"whole"
+    assert archive.read_bytes() == WHOLE
     assert running.exists() and notes.exists()
+
+
+@pytest.mark.parametrize("half", [b"", bytes(8192) + b"classes"], ids=["nothing", "without its head"])
+def test_what_a_killed_jvm_left_half_written_is_no_archive(tmp_path: Path, half: bytes) -> None:
+    """GIVEN an archive whose JVM was killed at it WHEN the options are asked for THEN a whole archive stays what it
+    was; and where the half has the archive's place, the next JVM makes one."""
+    home, java = spark_home("local[4]"), a_runtime(tmp_path / "17", "17.0.20.1")
+    archive = archive_of(java, home)
+    left = archive.with_name(f"{archive.name}.{2**22 + 1}")
+    archive.write_bytes(WHOLE)
+    left.write_bytes(half)
+    assert "SharedArchiveFile" in java_options(java, home)
+    assert archive.read_bytes() == WHOLE and not left.exists()
+
+    archive.write_bytes(half)
+    assert "ArchiveClassesAtExit" in java_options(java, home)
+    left.write_bytes(WHOLE)
+    assert "SharedArchiveFile" in java_options(java, home)
+    assert archive.read_bytes() == WHOLE
