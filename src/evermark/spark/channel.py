@@ -27,6 +27,7 @@ _CALLS, _LANE = "calls", "lane"
 _FLUSH_EVERY_S = 0.05
 BEAT_EVERY_S = 1.0
 _PROOF_S = 10.0
+_FREE_MAX = 4  # connections that a lane keeps between calls
 _SILENT_MAX_S = 20.0  # what was sent and not confirmed by the other machine in this time ends the connection
 _GONE = (EOFError, OSError)
 
@@ -151,11 +152,12 @@ class LaneEnd:
 
     def __init__(self, lane: str, on_order: Callable[[tuple[Any, ...] | None], None]) -> None:
         self._on_order = on_order
-        self._calls = threading.local()
+        self._lock = threading.Lock()
         self._news: queue.SimpleQueue[News | None] = queue.SimpleQueue()
         self._urgent = threading.Event()
         self._closed = False
-        self._open: list[Connection[Any, Any]] = []
+        self._open: set[Connection[Any, Any]] = set()
+        self._free: list[Connection[Any, Any]] = []  # open, and no call is on it
         self._lane = self._connected(_LANE, lane)
         self._sender = threading.Thread(target=self._send, name="channel news", daemon=True)
         self._sender.start()
@@ -163,18 +165,37 @@ class LaneEnd:
         self._receiver.start()
 
     def call(self, name: str, *arguments: Any) -> Any:
-        """The driver's answer; its errors are raised here. Each thread has a connection of its own."""
+        """The driver's answer; its errors are raised here. Calls at the same time have a connection each."""
         try:
-            connection = getattr(self._calls, "connection", None)
+            with self._lock:
+                connection = self._free.pop() if self._free else None
             if connection is None:
-                connection = self._calls.connection = self._connected(_CALLS, name)
-            _send(connection, (name, arguments))
-            succeeded, answer = connection.recv()
+                connection = self._connected(_CALLS, name)
+            succeeded, answer = self._asked(connection, name, arguments)
         except _GONE as error:
             raise UnreachableError("the driver of this lane is gone", hint="the lane ends") from error
         if succeeded:
             return answer
         raise answer
+
+    def _asked(self, connection: Connection[Any, Any], name: str, arguments: tuple[Any, ...]) -> tuple[bool, Any]:
+        """The connection is free for another call afterwards, unless this one failed half way or enough are free: at
+        the driver each has a thread, and a lane that was busy for a moment keeps none of those for its whole life.
+        """
+        is_whole = False
+        try:
+            _send(connection, (name, arguments))
+            answer: tuple[bool, Any] = connection.recv()
+            is_whole = True
+        finally:
+            with self._lock:
+                if is_whole and len(self._free) < _FREE_MAX:
+                    self._free.append(connection)
+                else:
+                    self._open.discard(connection)
+                    with suppress(OSError):
+                        connection.close()
+        return answer
 
     def tell(self, target: str, method: str, *arguments: Any, **named: Any) -> None:
         """News for the driver; does not wait."""
@@ -192,16 +213,18 @@ class LaneEnd:
         self._closed = True
         _cut(self._lane)
         self._receiver.join()
-        for connection in self._open:
-            with suppress(OSError):
-                connection.close()
+        with self._lock:
+            for connection in self._open:
+                with suppress(OSError):
+                    connection.close()
 
     def _connected(self, kind: str, name: str) -> Connection[Any, Any]:
         host, _, port = os.environ[_ADDRESS].rpartition(":")
         connection = Client((host, int(port)), "AF_INET", authkey=os.environ[_KEY].encode())
         _notice_silence(connection)
         connection.send((kind, name))
-        self._open.append(connection)
+        with self._lock:
+            self._open.add(connection)
         return connection
 
     def _send(self) -> None:

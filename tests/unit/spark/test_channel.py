@@ -75,6 +75,27 @@ def test_calls_of_several_threads_do_not_wait_for_each_other(lane: LaneEnd) -> N
     slow.join()
 
 
+def test_threads_that_called_and_ended_leave_no_connection(lane: LaneEnd) -> None:
+    """GIVEN many calls at once WHEN their threads have ended THEN few connections are kept, and serve later calls."""
+
+    def serving() -> int:
+        return sum(thread.name == "channel call" for thread in threading.enumerate())
+
+    before = serving()
+    callers = [threading.Thread(target=lane.call, args=("wait", 0.2)) for _ in range(20)]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join()
+    until(lambda: serving() <= before + 4, "connections of threads that ended are closed")
+    kept = serving()
+    for _ in range(20):
+        later = threading.Thread(target=lane.call, args=("add", 1, 2))
+        later.start()
+        later.join()
+    assert serving() == kept
+
+
 def test_news_arrive_in_order_and_all_of_them_before_the_end(driver: Driver, lane: LaneEnd) -> None:
     """GIVEN news told just before the end WHEN the lane closes THEN none is lost."""
     for n in range(100):
