@@ -156,6 +156,9 @@ def _listening(host: str, port: int) -> list[socket.socket]:
         every = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         for family, _, _, _, address in dict.fromkeys(every):
             found.append(socket.create_server(address, family=family))
+            # asyncio does so only for sockets whose protocol is named: the body of an answer would wait 40 ms for the
+            # client's word that it has the head.
+            found[-1].setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     except OSError:
         for each in found:
             each.close()

@@ -25,6 +25,7 @@ from evermark.replicas.node import ReplicaNode, ReplicaService, now_ms
 from evermark.replicas.settings import PeerSettings, ReplicaFolder, ReplicaSettings
 from evermark.replicas.sqlite import SqliteStore
 from evermark.secrets import Secret
+from evermark.testing.answer_times import median_s_of_answers
 from evermark.testing.until import until
 
 COLUMNS = "(id bigint primary key, what text, amount double precision, paid boolean, raw {bytes})"
@@ -160,6 +161,12 @@ def test_changes_are_pushed_as_they_are_made(scene: Scene) -> None:
         scene.write("lite", ROW.format(key=key, text="a", raw="x'01'"))
         scene.write("pg", ROW.format(key=100 + key, text="b", raw="decode('02', 'hex')"))
     until(lambda: len(scene.rows("pg")) == len(scene.rows("lite")) == 10, "each has the other's rows", timeout_s=60)
+
+
+def test_an_answer_is_not_held_back_for_a_word_of_the_peer(scene: Scene) -> None:
+    """GIVEN a peer that asks again and again over one connection THEN no answer waits the 40 ms after which a client
+    says at last that it has the head."""
+    assert median_s_of_answers(scene.serve("lite").server.port, "/livez") < 0.03
 
 
 def test_r12_strangers_get_nothing(scene: Scene) -> None:

@@ -22,6 +22,7 @@ from evermark.observe.metrics import Metrics
 from evermark.server import http as server_module
 from evermark.server.http import Server
 from evermark.server.tokens import Tokens
+from evermark.testing.answer_times import median_s_of_answers
 from evermark.testing.until import until
 from tests.unit.server.api_scene import TOKENS, WRITER
 
@@ -68,6 +69,13 @@ def test_port_0_is_any_and_a_taken_port_is_an_error_with_a_hint() -> None:
         assert "another program has the port" in refused.value.hint
     with started(made(port=first.port)) as again:
         assert livez(again) == 200, "the port is free at once after a stop"
+
+
+def test_an_answer_is_not_held_back_for_a_word_of_the_client() -> None:
+    """GIVEN a client that asks again and again over one connection THEN no answer waits the 40 ms after which a client
+    says at last that it has the head."""
+    with started() as server:
+        assert median_s_of_answers(server.port, "/livez") < 0.03
 
 
 @pytest.mark.parametrize("host", ["no.such.host.invalid", "203.0.113.1"])
