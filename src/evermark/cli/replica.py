@@ -325,6 +325,10 @@ def gc(
             metavar="TABLE:ORIGIN:FROM-TO", help="Wait no more for events that nobody has, as after a restore."
         ),
     ] = None,
+    as_collected: Annotated[
+        list[str] | None,
+        typer.Option(metavar="TABLE", help="Go on without events of TABLE that were deleted by hand."),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Collect what every member has and is old enough."""
@@ -335,6 +339,12 @@ def gc(
         table, origin, numbers = _lost(text)
         found = replica.upkeep.give_up(table, origin, numbers)
         say(f"{table}: {sum(end - start + 1 for start, end in found)} events of {origin} are given up")
+    for table in as_collected or []:
+        reached = replica.upkeep.count_as_collected(table).floors
+        for origin, last in reached.items():
+            say(f"{table}: events of {origin} up to {last} count as collected; who lacks them takes a snapshot")
+        if not reached:
+            say(f"{table}: no event is missing")
     rows = []
     for name, done in replica.upkeep.collect().items():
         holding = list(replica.upkeep.floors(name).holding)

@@ -199,6 +199,11 @@ class ReplicaStore(Protocol):
         events, up to the clock. In batches, each a transaction of its own."""
         ...
 
+    def count_as_collected(self, table: str) -> Collected:
+        """Events that are held but not there, because somebody deleted them by hand, count as collected from now on,
+        and so do all before them: who lacks one of them takes a snapshot."""
+        ...
+
     def counts(self, table: str) -> Counts: ...
 
     def snapshot(self, table: str, rows_max: int) -> AbstractContextManager[tuple[Cut, Iterator[pa.Table]]]:

@@ -394,15 +394,45 @@ class SqlStore(SqlSnapshots):
         total = 0
         while True:
             with self._writing():
-                gone = self._run(
-                    f'delete from "{table}_Versions" where record_id in (select v.record_id from "{table}_Versions" v '
-                    "join replication_checkpoints c on c.table_name = ? and c.origin_node_id = v.origin_node_id "
-                    "where v.is_deleted and v.hlc <= ? and v.origin_seq <= c.floor_seq limit ?)",
-                    [table, clock, batch],
-                )
+                sql = f'delete from "{table}_Versions" where record_id in ({some})'
+                gone = self._run(sql, [table, clock, batch])
             total += gone
             if gone < batch:
-                return total
+                break
+        return total
+
+    def count_as_collected(self, table: str) -> Collected:
+        self._table(table)
+        deleted, reached = 0, dict[str, int]()
+        with self._writing():
+            self._lock_numbers(table)
+            floors = self.floors(table)
+            for origin, ranges in self.held(table).items():
+                last = self._last_lost(table, origin, ranges - Ranges.through(floors.get(origin, 0)))
+                if last is not None:
+                    deleted += self._run(
+                        f'delete from "{table}_Events" where origin_node_id = ? and origin_seq <= ?', [origin, last]
+                    )
+                    reached[origin] = last
+            self._raise_floors(table, reached)
+        return Collected(deleted, 0, reached)
+
+    def _last_lost(self, table: str, origin: str, numbers: Ranges) -> int | None:
+        """The highest of these numbers whose event is not there."""
+        between = f'from "{table}_Events" e where e.origin_node_id = ? and e.origin_seq between ? and ?'
+        for start, end in reversed(numbers.parts):
+            count, highest = self._all(f"select count(*), max(e.origin_seq) {between}", [origin, start, end])[0]
+            if highest != end:
+                return end
+            if int(count) < end - start + 1:
+                # Before the first of those that reach to the end without a gap.
+                first = self._all(
+                    f'select max(e.origin_seq) {between} and not exists (select 1 from "{table}_Events" p '
+                    "where p.origin_node_id = e.origin_node_id and p.origin_seq = e.origin_seq - 1)",
+                    [origin, start, end],
+                )
+                return int(first[0][0]) - 1
+        return None
 
     def counts(self, table: str) -> Counts:
         self._table(table)

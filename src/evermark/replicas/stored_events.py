@@ -31,7 +31,8 @@ class StoredEvents:
                 if len(some) != end - start + 1:
                     raise FormatError(
                         f"{table}_Events lacks events that its checkpoints name",
-                        hint="rows were deleted by hand: see docs/replicas.md",
+                        hint="rows of it were deleted by hand: run where the table is "
+                        f"`evermark replica gc --as-collected {table}`",
                     )
                 for event in some:
                     size += len(image_text(event.image) or "") + 200

@@ -133,6 +133,26 @@ def test_r9_what_was_collected_and_how_large_tables_are_is_measured(tmp_path: Pa
         service.stop()
 
 
+def test_r10_a_node_whose_events_were_deleted_by_hand_is_repaired_by_the_command_that_the_error_names(
+    scene: Scene,
+) -> None:
+    """GIVEN events that somebody deleted WHEN a peer asks for them THEN the error says what to run; after that the peer
+    has all."""
+    scene.serve("pg")
+    for key in range(3):
+        scene.write("pg", ROW.format(key=key, text="a", raw="decode('02', 'hex')"))
+    scene.pg.execute('delete from "orders_Events" where origin_seq = 2')
+    lite, pg = (("--data", scene.folders[name].path) for name in ("lite", "pg"))
+    code, _, said = run("sync", *lite)
+    assert code == 1 and "evermark replica gc --as-collected orders" in said
+    code, _, said = run("gc", "--as-collected", "orders", *pg)
+    assert code == 0 and "up to 2 count as collected" in said
+    assert run("sync", *lite)[0] == 0
+    assert scene.rows("lite") == scene.rows("pg") and len(scene.rows("pg")) == 3
+    assert "no event is missing" in run("gc", "--as-collected", "orders", *pg)[2]
+    assert "is not replicated" in run("gc", "--as-collected", "other", *pg)[2]
+
+
 def test_r11_a_late_peer_takes_a_snapshot_over_http(scene: Scene) -> None:
     """GIVEN a table with rows from before WHEN a peer meets it THEN it takes a snapshot, in chunks."""
     node = ReplicaNode(scene.folders["pg"])

@@ -150,6 +150,42 @@ class ReplicaSnapshotsContract(ReplicaContract):
         assert late.meet(a).snapshots == 1
         assert late.rows() == a.rows() and len(late.rows()) == 7
 
+    def test_r10_events_that_were_deleted_by_hand_count_as_collected_when_somebody_says_so(self, make: Make) -> None:
+        """GIVEN events of a node's own and of another origin that somebody deleted, a delete among them WHEN a peer
+        asks for them THEN the error names the command; after it who lacks them takes a snapshot, who has them does
+        not, and what is not lost still comes as events."""
+        a, b, c = (make(name) for name in "abc")
+        for node in (a, b, c):
+            node.install()
+        own, other = (node.store.identity()[0] for node in (a, b))
+        for key in range(4):
+            a.put(key, "x")
+            b.put(100 + key, "y")
+        b.meet(a)
+        c.meet(a)
+        for key in range(4, 8):
+            a.put(key, "later")
+            b.put(100 + key, "later")
+        a.sql("delete from orders where id = 1")
+        b.meet(a)
+        a.put(1000, "last")
+        assert not a.replica.upkeep.count_as_collected("orders").floors, "nothing is lost"
+        for origin, seqs in ((own, (6, 9)), (other, (8,))):
+            for seq in seqs:
+                a.sql('delete from "orders_Events" where origin_node_id = ? and origin_seq = ?', origin, seq)
+        with pytest.raises(FormatError, match="lacks events") as refused:
+            c.meet(a)
+        assert "evermark replica gc --as-collected orders" in refused.value.hint
+        assert a.replica.upkeep.count_as_collected("orders").floors == {own: 9, other: 8}
+        assert a.store.floors("orders") == {own: 9, other: 8}
+        assert a.sql('select origin_seq from "orders_Events"') == [(10,)]
+        assert b.meet(a).snapshots == 0, "it lacks the last alone"
+        assert c.meet(a).snapshots == 1
+        assert a.rows() == b.rows() == c.rows()
+        assert {row[0] for row in c.rows()} == {*"0234567", *map(str, range(100, 108)), "1000"}
+        a.put(1001, "after")
+        assert (c.meet(a).snapshots, c.rows()) == (0, a.rows())
+
     def test_r11_a_snapshot_and_the_events_after_it_are_the_full_history(self, make: Make) -> None:
         """GIVEN changes before and after a cut WHEN one node takes all events, another the snapshot and what followed
         THEN both have the same rows; a staged chunk is not asked for twice."""
