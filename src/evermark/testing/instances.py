@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -161,12 +161,26 @@ class InstancesStage(Stage):
         return self._noted_to + 1 - self.commits_seen
 
     def check_epochs(self) -> None:
-        """No batch of an owner stands behind one of its successor: one owner per partition at a time. And batches are
-        numbered without a gap: none was taken twice."""
-        for partition, notes in self.notes().items():
-            epochs, batches = [note.epoch for note, _ in notes], [note.batch for note, _ in notes]
-            assert epochs == sorted(epochs), f"partition {partition}: a stale owner has committed: {epochs}"
-            assert batches == sorted(set(batches)), f"partition {partition}: a batch was committed twice: {batches}"
+        """Of every partition: one owner at a time, and each batch once (`broken_promise`)."""
+        seen = self.notes()
+        assert set(seen) == set(range(PARTITIONS)), f"partitions without a commit: {set(range(PARTITIONS)) - set(seen)}"
+        told = {p: broken_promise([note for note, _ in notes]) for p, notes in seen.items()}
+        assert not any(told.values()), told
+
+    def last_epochs(self) -> dict[int, int]:
+        """By partition, under which epoch its last batch was committed."""
+        return {partition: notes[-1][0].epoch for partition, notes in self.notes().items()}
+
+    def goes_on_s(self, began: float, epochs: Mapping[int, int]) -> float:
+        """Waits until each of these partitions has a batch of an epoch above the one that is given for it: how many
+        seconds after `began` the last of them had one."""
+
+        def first_commits() -> list[float]:
+            notes = self.notes()
+            first = [next((at for note, at in notes[p] if note.epoch > epoch), 0.0) for p, epoch in epochs.items()]
+            return [] if 0.0 in first else first
+
+        return max(until(first_commits, f"new owners commit batches of {set(epochs)}")) - began
 
     def pauses_s(self, since: float, partitions: Collection[int] = range(PARTITIONS)) -> list[float]:
         """By partition, the longest time without a commit since then; waits until each has one after now."""
@@ -180,6 +194,17 @@ class InstancesStage(Stage):
         times = [[at for _, at in notes] for p, notes in self.notes().items() if p in partitions]
         pauses = [[b - max(a, since) for a, b in pairwise(each) if b >= since] for each in times]
         return sorted(max(each) for each in pauses if each)
+
+
+def broken_promise(notes: Sequence[CommitNote]) -> str | None:
+    """What the commits of one partition, in the order of the log, break: a batch of an owner that stands behind one of
+    its successor is a stale write that landed, and a number that is not the next one is a batch twice, or lost."""
+    epochs, batches = [note.epoch for note in notes], [note.batch for note in notes]
+    if epochs != sorted(epochs):
+        return f"a stale owner has committed: {epochs}"
+    if batches != list(range(1, len(batches) + 1)):
+        return f"batches are not numbered one after the other: {batches}"
+    return None
 
 
 def killed_whole(instance: Instance) -> None:
