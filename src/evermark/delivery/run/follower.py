@@ -71,6 +71,8 @@ class Follower:
     # By generation: how long the last span took and when, and how long the next span may take.
     _pace: dict[int, tuple[float, datetime]] = field(default_factory=dict, init=False)
     _budget_s: dict[int, float] = field(default_factory=dict, init=False)
+    # By generation, the partition of the last span that was not in vain.
+    _served: dict[int, SourcePartition] = field(default_factory=dict, init=False)
     # Generations that were quick, and close enough to the group to join it at their next turn.
     _near: set[int] = field(default_factory=set, init=False)
     # Generations whose last assignment could not be done at all: their files cannot be read, perhaps.
@@ -148,7 +150,7 @@ class Follower:
                 continue
             rows_max = PROBE_ROWS_MAX if subscription.failures else most
             # The group waits only for a receiver whose last delivery went well, and quickly: no other may hold it up.
-            span = self._next_span(mine, heads, rows_max)
+            span = self._next_span(subscription, mine, heads, rows_max)
             is_near = quick and pace_s is not None and distance(mine, heads) <= self.limits.join_distance_max
             if is_near or span is None:
                 near.append(subscription)
@@ -222,7 +224,8 @@ class Follower:
                         continue
                     before[subscription.name] = mine
                     # Without a span it is ahead of the group, which will come level by itself.
-                    if (span := self._next_span(mine, batches(theirs), self.limits.join_rows_max)) is not None:
+                    span = self._next_span(subscription, mine, batches(theirs), self.limits.join_rows_max)
+                    if span is not None:
                         away.append((subscription, span))
                 done = self._work(away, budget_s=JOIN_BUDGET_S, grace_s=GRACE_S, progress=progress) if away else set()
                 waiting = [subscription for subscription, _ in away if subscription.name in done]
@@ -233,6 +236,7 @@ class Follower:
         if joined:
             # When it leaves again, how quick it was before says nothing.
             self._pace.pop(subscription.generation, None)
+            self._served.pop(subscription.generation, None)
             self._near.discard(subscription.generation)
         return joined
 
@@ -337,6 +341,8 @@ class Follower:
         self._full.pop(number, None)
         if outcome.fate is Fate.FULL:
             self._full[number] = self.clock() + timedelta(seconds=ENDPOINT_BACKOFF_S_MAX)
+        if outcome.fate is not Fate.UNFINISHED or reached > span.begun:
+            self._served[number] = span.place  # else it is tried there again, with more time
         if outcome.fate is Fate.DONE or reached.batch > span.after:
             self._budget_s.pop(number, None)
         elif outcome.fate is Fate.UNFINISHED and budget_s >= FOLLOW_BUDGET_S:
@@ -344,9 +350,15 @@ class Follower:
             times = 1 if reached > span.begun else 2
             self._budget_s[number] = min(FOLLOW_BUDGET_S_MAX, times * budget_s)
 
-    def _next_span(self, mine: CursorVector, heads: Mapping[SourcePartition, int], rows_max: int) -> Span | None:
-        """The next span of the first partition, by name, in which the reader lacks a batch."""
-        spans = (self._span(place, mine.get(place, BEGINNING), heads[place], rows_max) for place in sorted(heads))
+    def _next_span(
+        self, subscription: Subscription, mine: CursorVector, heads: Mapping[SourcePartition, int], rows_max: int
+    ) -> Span | None:
+        """The next span of a partition in which the reader lacks a batch. They take turns: one that always has more
+        than the receiver can take holds up no other.
+        """
+        last = self._served.get(subscription.generation)
+        places = sorted(heads, key=lambda place: (last is not None and place <= last, place))
+        spans = (self._span(place, mine.get(place, BEGINNING), heads[place], rows_max) for place in places)
         return next(filter(None, spans), None)
 
     def _span(self, place: SourcePartition, begun: Cursor, head: int, rows_max: int | None = None) -> Span | None:

@@ -353,6 +353,41 @@ def test_a_partition_that_always_has_something_new_holds_up_no_other(monkeypatch
     assert [span.place for span in world.spans] == [P0, P1] * 3
 
 
+def test_a_partition_with_more_than_a_receiver_takes_holds_up_no_other_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """GIVEN one that is behind in two partitions WHEN one of them has a new batch at every look THEN both get turns; it
+    stays where it got nowhere, with more time.
+    """
+    world = World({"behind": 5.0})
+    world.store.open_partition(P1, 0, world.epoch)
+
+    def heads() -> Mapping[SourcePartition, tuple[int, datetime]]:
+        return dict.fromkeys((P0, P1), (world.head, world.now - timedelta(seconds=10)))
+
+    monkeypatch.setattr(world, "heads", heads)
+    monkeypatch.setattr(world, "files", lambda _: [FileRange("all", 0, 1, 1, world.head, 5, 100)])
+    world.head = 1
+    world.follower.catch_up_group()
+    world.follower.catch_up_group()
+    assert world.state("behind") is not SubscriptionState.LIVE, "it has left the group"
+    world.follower.catch_up(world.one("behind"))  # a short turn, since it may be quick again
+    world.spans.clear()
+    for _ in range(6):
+        world.head += 1
+        world.follower.catch_up_group()
+        world.follower.catch_up_group()
+        world.follower.catch_up(world.one("behind"))
+    assert [span.place for span in world.spans] == [P0, P1] * 3
+    world.spans.clear()
+    world.pace_s["behind"] = 30.0
+    for _ in range(3):
+        world.head += 1
+        world.follower.catch_up_group()
+        world.follower.catch_up_group()
+        world.follower.catch_up(world.one("behind"))
+    assert [span.place for span in world.spans] == [P0] * 3
+    assert world.store.cursors("behind")[P0].batch > world.store.cursors("behind")[P1].batch
+
+
 def test_leftovers_of_the_group_end_in_minutes_however_large_a_batch_is() -> None:
     """GIVEN a batch of millions WHEN the group takes for ever THEN it leaves soon: what it got is kept from then on."""
     world = World({"slow": 1e6}, rows=2_000_000, through={"slow": "777"})
