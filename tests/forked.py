@@ -113,7 +113,8 @@ class Forked:
 
 
 class ForkedCommands:
-    """Commands as forks. The process that forks is started with the first one, and ends with us."""
+    """Commands as forks. The process that forks is started with the first one, and ends with us: one for all tests of
+    this process, see `FORKED`."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -124,11 +125,19 @@ class ForkedCommands:
     def start(self, words: Sequence[str], env: Mapping[str, str], out: IO[bytes]) -> Process:
         return self._forked(words, env, out, out, new_session=True) if _is_ours(env) else REAL.start(words, env, out)
 
-    def run(self, words: Sequence[str], env: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+    def run(
+        self, words: Sequence[str], env: Mapping[str, str], timeout_s: float | None = None
+    ) -> subprocess.CompletedProcess[str]:
         if not _is_ours(env):
-            return REAL.run(words, env)
+            return REAL.run(words, env, timeout_s)
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as errors:
-            code = self._forked(words, env, out, errors).wait()
+            fork = self._forked(words, env, out, errors)
+            try:
+                code = fork.wait(timeout_s)
+            except subprocess.TimeoutExpired:
+                fork.kill()
+                fork.wait()
+                raise
             out.seek(0)
             errors.seek(0)
             return subprocess.CompletedProcess(list(words), code, out.read().decode(), errors.read().decode())
@@ -162,6 +171,9 @@ class ForkedCommands:
         if self._link is not None and self._process is not None and self._pid == os.getpid():
             self._link.close()
             self._process.wait()
+
+
+FORKED = ForkedCommands()
 
 
 def _is_ours(env: Mapping[str, str]) -> bool:

@@ -7,7 +7,6 @@ import json
 import os
 import socket
 import subprocess
-import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -19,8 +18,10 @@ import psycopg
 
 from evermark.delivery.webhook.guard import closed_because
 from evermark.embedded import postmaster
+from evermark.testing.commands import Commands
 from evermark.testing.pipeline import Instance
 from evermark.testing.until import until
+from tests.forked import FORKED
 
 PASSWORD = "pw-do-not-show"
 SECRET = "whsec_" + "A" * 43 + "="
@@ -43,14 +44,11 @@ class Deployment:
     def write(self, rest: str) -> None:
         self.file.write_text(self.head + rest)
 
-    def run(self, *words: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "evermark.cli.main", *words, "-c", str(self.file)]
-        return subprocess.run(
-            command, env=self.env, capture_output=True, text=True, timeout=REFUSED_WITHIN_S, check=False
-        )
+    def run(self, *words: str, commands: Commands = FORKED) -> subprocess.CompletedProcess[str]:
+        return commands.run([*words, "-c", str(self.file)], self.env, REFUSED_WITHIN_S)
 
-    def refused(self) -> str:
-        return what_it_said(self.run("up"))
+    def refused(self, commands: Commands = FORKED) -> str:
+        return what_it_said(self.run("up", commands=commands))
 
 
 def what_it_said(ran: subprocess.CompletedProcess[str]) -> str:

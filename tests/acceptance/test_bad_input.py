@@ -1,7 +1,7 @@
 """Bad input through the real `evermark up`: each is refused with what, where and what to do, and nothing is lost.
 
 What refuses to start ends with an exit code other than 0. What goes wrong later is said in the log and in /health, and
-the process goes on when its cause is repaired.
+the process goes on when its cause is repaired. All but the first are forks of a process that has loaded the program.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
+from evermark.testing.commands import REAL
 from evermark.testing.pipeline import Instance, Scene
 from evermark.testing.servers import PostgresServer, fresh_database, postgres_server
 from evermark.testing.until import until
@@ -35,6 +36,7 @@ from tests.acceptance.bad_input_scene import (
     what_it_said,
     with_password,
 )
+from tests.forked import FORKED
 
 NOWHERE = f"postgresql://shop:{PASSWORD}@127.0.0.1:1/shop"
 PRIVATE = ("https://10.1.2.3/hooks", "http://127.0.0.1:8080/", "https://[fd00::7]/", "http://localhost/")
@@ -43,6 +45,10 @@ INSIDE = name_of_a_private_address()
 needs_root = pytest.mark.skipif(
     os.geteuid() != 0, reason="a disk that can be filled safely is a small mount, which only root makes"
 )
+
+
+class ForkedScene(Scene):
+    commands = FORKED
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +80,7 @@ def nowhere(tmp_path: Path) -> Deployment:
 def test_malformed_yaml_names_the_line(nowhere: Deployment) -> None:
     """GIVEN a key that is indented by a space too few WHEN it goes up THEN file, line and what to look at are said."""
     nowhere.write("sources:\n  shop:\n    type: postgres\n   dsn: there\n")
-    said = nowhere.refused()
+    said = nowhere.refused(REAL)
     assert "evermark.yaml, line 9" in said and "look at the indentation, quotes and brackets" in said
 
 
@@ -122,7 +128,7 @@ def test_a_source_that_does_not_answer_is_named_without_its_password_and_ends_no
 ) -> None:
     """GIVEN a database that does not answer WHEN it goes up THEN log and health say which and why, and it goes on."""
     shop.env["SHOP_DSN"] = with_password(shop_dsn, "shop", port="1")
-    running = Instance(shop.file, shop.env, tmp_path / "up.log")
+    running = Instance(shop.file, shop.env, tmp_path / "up.log", FORKED)
     try:
         found = wait_for_health(running, "stale")
         said = running.log.read_text()
@@ -191,7 +197,7 @@ def scene(pg_server: PostgresServer, tmp_path_factory: pytest.TempPathFactory) -
         role = stack.enter_context(login_role(dsn))
         if os.geteuid() == 0:
             stack.enter_context(small_disk(folder / "data", "192m"))
-        made = stack.enter_context(Scene(folder, dsn, {"one": None}))
+        made = stack.enter_context(ForkedScene(folder, dsn, {"one": None}))
         with made.config.open("a") as file:
             file.write(f'  inside: {{url: "https://{INSIDE or "closed.invalid"}/", secret: "${{SCENE_SECRET}}"}}\n')
         made.env["SHOP_DSN"] = with_password(dsn, role)

@@ -18,9 +18,9 @@ import pytest
 from evermark.testing.pipeline import Instance, Stage, Writer
 from evermark.testing.replays import ReplayScene
 from evermark.testing.servers import PostgresServer, fresh_database
-from tests.forked import ForkedCommands
+from tests.forked import FORKED
 
-Stage.commands = ForkedCommands()
+Stage.commands = FORKED
 
 
 class OwnSourceStage(Stage):

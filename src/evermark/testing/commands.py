@@ -33,8 +33,10 @@ class Commands(Protocol):
     def start(self, words: Sequence[str], env: Mapping[str, str], out: IO[bytes]) -> Process:
         """`evermark WORDS` in a session of its own, as a shell with a terminal gives a group to every command."""
 
-    def run(self, words: Sequence[str], env: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
-        """`evermark WORDS` until it ends, and what it said."""
+    def run(
+        self, words: Sequence[str], env: Mapping[str, str], timeout_s: float | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        """`evermark WORDS` until it ends, and what it said. After `timeout_s` it is killed: `TimeoutExpired`."""
 
 
 class RealCommands:
@@ -43,8 +45,12 @@ class RealCommands:
     def start(self, words: Sequence[str], env: Mapping[str, str], out: IO[bytes]) -> Process:
         return subprocess.Popen([*COMMAND, *words], env=dict(env), stdout=out, stderr=out, start_new_session=True)
 
-    def run(self, words: Sequence[str], env: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([*COMMAND, *words], env=dict(env), capture_output=True, text=True, check=False)
+    def run(
+        self, words: Sequence[str], env: Mapping[str, str], timeout_s: float | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*COMMAND, *words], env=dict(env), capture_output=True, text=True, check=False, timeout=timeout_s
+        )
 
 
 REAL: Commands = RealCommands()

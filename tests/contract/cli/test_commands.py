@@ -35,9 +35,8 @@ from evermark.log.maintenance import Maintenance
 from evermark.log.write import BatchWriter
 from evermark.testing.contracts.scene import done, event
 from evermark.testing.servers import free_port
-from tests.forked import ForkedCommands
+from tests.forked import FORKED
 
-COMMANDS = ForkedCommands()
 SECRET = "whsec_" + "A" * 43 + "="
 PLACE = SourcePartition("shop", 0)
 OTHER = Holder("shop", "elsewhere", "boot", 4711, "1")  # an instance on a machine we cannot look into
@@ -549,7 +548,7 @@ def python(code: str, *args: str, **environ: str) -> subprocess.CompletedProcess
 
 def evermark(*args: str, file: Path, **environ: str) -> subprocess.CompletedProcess[str]:
     """The program itself, in a process of its own."""
-    return COMMANDS.run([*args, "-c", str(file)], {**os.environ, **environ})
+    return FORKED.run([*args, "-c", str(file)], {**os.environ, **environ})
 
 
 def closed_port() -> int:

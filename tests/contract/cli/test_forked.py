@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
+import subprocess
 from pathlib import Path
 
 import psutil
@@ -11,9 +13,8 @@ import pytest
 
 from evermark.testing.commands import REAL, Commands, Process
 from evermark.testing.until import until
-from tests.forked import ForkedCommands
+from tests.forked import FORKED
 
-FORKED = ForkedCommands()
 BOTH = pytest.mark.parametrize("commands", [FORKED, REAL], ids=["forked", "real"])
 
 
@@ -55,6 +56,16 @@ def test_what_it_says_and_how_it_ends_is_the_commands_own(tmp_path: Path, comman
         for more in ({}, {"GIVEN": "1x"})
     ]
     assert "GIVEN" in told[0].stderr and "GIVEN" not in told[1].stderr
+
+
+@BOTH
+def test_what_does_not_end_in_time_is_killed(commands: Commands) -> None:
+    """GIVEN a command that goes on WHEN it is run for a limited time THEN that is told, and none of it is left."""
+    seed = str(random.randrange(10**8, 10**9))  # by which it is found
+    with pytest.raises(subprocess.TimeoutExpired):
+        commands.run(["listen", "--port", "0", "--seed", seed], os.environ, 2.0)
+    words = (process.info["cmdline"] or () for process in psutil.process_iter(["cmdline"]))
+    assert not any(seed in each for each in words)
 
 
 def test_other_sources_are_never_those_of_the_fork(tmp_path: Path) -> None:
