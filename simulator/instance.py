@@ -356,7 +356,7 @@ class SimPieces:
         fresh = [row for row in rows if row.event_id not in seen]
         file = self._log.write(partition, batch, fresh)
         controls = sum(row.op == Op.CONTROL for row in fresh)
-        return {"file": vars(file) if file else None, "duplicates": len(rows) - len(fresh), "controls": controls}
+        return {"files": [vars(file)] if file else [], "duplicates": len(rows) - len(fresh), "controls": controls}
 
 
 @dataclass

@@ -20,6 +20,8 @@ from typing import Protocol
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from evermark.event_file import Rows, WrittenEvents, as_batches
+
 
 class LoggedIds(Protocol):
     def ids_from(self, partition: int, position: str) -> pa.Array:
@@ -109,11 +111,15 @@ class RecentIds:
 
 
 class Deduplicated:
-    """The batches of one slice without the events that the log has; `dropped` counts these events."""
+    """The rows of one slice without the events that the log has; `dropped` counts these events.
+
+    Events that stand in a file are given on unseen, unless the log may hold some of them: no source gives such a file
+    twice, as it may an event that it has forgotten.
+    """
 
     def __init__(
         self,
-        batches: Iterator[pa.RecordBatch],
+        batches: Iterator[Rows],
         logged: LoggedIds,
         partition: int,
         looked_up_from: str | None,
@@ -125,8 +131,11 @@ class Deduplicated:
         self._known = logged.ids_from(partition, looked_up_from) if looked_up_from is not None else None
         self.dropped = 0
 
-    def __iter__(self) -> Iterator[pa.RecordBatch]:
-        for batch in self._batches:
+    def __iter__(self) -> Iterator[Rows]:
+        for batch in self._batches if self._known is None else as_batches(self._batches):
+            if isinstance(batch, WrittenEvents):
+                yield batch
+                continue
             kept = batch
             if self._known is not None:
                 kept = kept.filter(pc.invert(pc.is_in(kept.column("event_id"), value_set=self._known)))

@@ -16,11 +16,13 @@ from evermark import failpoint
 from evermark.ahead import ahead
 from evermark.errors import EvermarkError, Kind
 from evermark.event import ADDED_SINCE, TAKEN, Op, with_all_columns
+from evermark.event_file import Rows, WrittenEvents, as_batches
 from evermark.ingest.dedup import Deduplicated, RecentIds, looked_up_from
+from evermark.log.base import LogFile
 from evermark.log.read import LogReader
 from evermark.log.write import BatchWriter
 from evermark.sources.base import Fed, Slice, Source
-from evermark.storage import place_of
+from evermark.storage import place_of, storage_of
 
 _TAKEN_AT_FIRST = pa.schema([field for field in TAKEN if field.name not in ADDED_SINCE])
 
@@ -81,7 +83,7 @@ def error_fields(error: Exception) -> dict[str, Any]:
 def _write(
     piece: Piece,
     of: ReadFrom,
-    batches: Iterator[pa.RecordBatch],
+    batches: Iterator[Rows],
     kept: list[pa.RecordBatch] | None = None,
     recent: RecentIds | None = None,
 ) -> dict[str, Any]:
@@ -92,10 +94,26 @@ def _write(
     writer = BatchWriter(folder, of.name, partition, piece.batch, kept)
     # A thread that reads ahead costs more than a few rows that have come already.
     rows = ahead(iter(fresh)) if kept is None else iter(fresh)
-    file = writer.write_all(_with_controls_counted(rows, controls))
+    files: list[LogFile] = []
+    try:
+        file = writer.write_all(_with_controls_counted(_row_by_row(rows, writer, files), controls))
+    except BaseException:
+        for each in files:
+            storage_of(folder).delete(folder / each.path)
+        raise
+    files += [file] if file else []
     failpoint.hit("file.written")
-    report: dict[str, Any] = {"file": vars(file) if file else None, "duplicates": fresh.dropped}
+    report: dict[str, Any] = {"files": [vars(each) for each in files], "duplicates": fresh.dropped}
     return {**report, "controls": controls.count, "fresh": pa.Table.from_batches(writer.kept) if writer.kept else None}
+
+
+def _row_by_row(rows: Iterator[Rows], writer: BatchWriter, files: list[LogFile]) -> Iterator[pa.RecordBatch]:
+    """What is written row by row; what stands in a file of its own is taken over as it is."""
+    for some in rows:
+        if isinstance(some, WrittenEvents) and some.source == writer.source:
+            files.append(writer.take_over(some))
+        else:
+            yield from as_batches([some])
 
 
 class _Counter:
@@ -109,8 +127,11 @@ def _with_controls_counted(batches: Iterator[pa.RecordBatch], found: _Counter) -
         yield batch
 
 
-def _checked(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _checked(batches: Iterator[Rows]) -> Iterator[Rows]:
     for batch in batches:
+        if isinstance(batch, WrittenEvents):
+            yield batch
+            continue
         if batch.schema not in (TAKEN, _TAKEN_AT_FIRST):
             raise EvermarkError(
                 f"the source returned columns {batch.schema.names} where evermark.event.TAKEN is expected",

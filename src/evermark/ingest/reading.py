@@ -11,11 +11,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-import pyarrow as pa
-
 from evermark.error_policy import backoff_s
 from evermark.errors import EvermarkError, GapError
 from evermark.event import Seen
+from evermark.event_file import Rows
 from evermark.ingest.dedup import RecentIds, looked_up_from
 from evermark.ingest.gaps import GapLimits, JumpWatch
 from evermark.ingest.pieces import Piece, error_fields, pieces_of
@@ -164,7 +163,7 @@ class _Arriving:
     fed: Fed
     progress: Progress
 
-    def batches(self) -> Iterator[pa.RecordBatch]:
+    def batches(self) -> Iterator[Rows]:
         size = 0
         self.progress.alive(PATIENT_S)
         for batch in self.fed.batches():
@@ -414,7 +413,7 @@ class SourceReading:
             pieces += mine
             if not mine:  # nothing to read there: reading goes on behind it
                 at_end = {"partition": partition, "batch": batch, "start": at[partition], "end": end}
-                rows.append({**at_end, "file": None})
+                rows.append(at_end)
         # Reading that has just begun goes by what was taken before: a job of Spark may take seconds in a new process.
         rows_before = plan.rows_logged if self.rows_before is None else self.rows_before
         self._beside = reads_beside(len(pieces), rows_before, self._beside)

@@ -39,7 +39,7 @@ def gather(rows: Iterable[Mapping[str, Any]], epoch: int) -> Gathered:
 
 def _taken(partition: int, rows: list[Mapping[str, Any]], epoch: int) -> Taken:
     first = rows[0]
-    files = tuple(LogFile(**row["file"]) for row in rows if row.get("file"))
+    files = tuple(LogFile(**file) for row in rows for file in row.get("files", ()))
     duplicates, controls = (sum(int(row.get(name, 0)) for row in rows) for name in ("duplicates", "controls"))
     fresh = first.get("fresh") if len(rows) == 1 else None
     return Taken(partition, first["batch"], epoch, first["start"], first["end"], files, duplicates, controls, fresh)

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from evermark.event import EVENT, TAKEN, TIMESTAMP, with_all_columns
+from evermark.event_file import EventFileWriter, Fill, Rows, WrittenEvents, as_batches, filled
 from evermark.log.base import LogFile
 from evermark.log.format import STATS_COLUMNS
 from evermark.storage import Place, storage_of, trouble_is_said
-
-# Only columns that repeat: a dictionary over ids and payloads costs time and saves nothing.
-_DICTIONARY_COLUMNS = ["source", "stream", "op", "tx", "origin"]
-_GROUP_ROWS_MAX = 131_072
-_GROUP_BYTES_MAX = 32 * 1024 * 1024
 
 _KEPT_ROWS_MAX = 2_000
 _KEPT_BYTES_MAX = 1024 * 1024
@@ -65,60 +61,45 @@ def _time_text(us: int) -> str | None:
 
 
 class FileWriter:
-    """One log file: EVENT rows in, gathered into row groups, with its statistics."""
+    """One log file: EVENT rows in, with its statistics."""
 
     def __init__(self, folder: Place, prefix: str) -> None:
-        # The name is unique to this attempt: a retried task never meets its predecessor's file.
-        self._name = f"{prefix}-{uuid.uuid4().hex}.parquet"
+        self._name = _name(prefix)
         self._draft = storage_of(folder).draft(folder / self._name)
         self._ranges = {column: _Range() for column in STATS_COLUMNS}
-        self._waiting: list[pa.RecordBatch] = []
-        self._rows_waiting = 0
-        self._bytes_waiting = 0
-        self._rows = 0
         try:
-            self._writer = pq.ParquetWriter(
-                self._draft.sink,
-                EVENT,
-                compression="zstd",
-                compression_level=1,
-                use_dictionary=_DICTIONARY_COLUMNS,
-                write_statistics=["partition", "batch", "event_time"],
-                store_schema=False,
-            )
+            self._writer = EventFileWriter(self._draft.sink, seen=self._see)
         except OSError:
             self._draft.discard()
             raise
 
     def write(self, batch: pa.RecordBatch) -> None:
-        self._waiting.append(batch)
-        self._rows_waiting += batch.num_rows
-        self._bytes_waiting += batch.nbytes
-        if self._rows_waiting >= _GROUP_ROWS_MAX or self._bytes_waiting >= _GROUP_BYTES_MAX:
-            self._flush()
+        self._writer.write(batch)
 
     def finish(self) -> LogFile:
         """The file's description; its contents are on the disk, its name will be when the folder is synced."""
-        self._flush()
+        self._writer.flush()
         self._writer.close()
         size = self._draft.finish()
-        stats = {column: seen.as_tuple() for column, seen in self._ranges.items()}
-        return LogFile(self._name, self._rows, size, stats)
+        return LogFile(self._name, self._writer.rows, size, _statistics(self._ranges))
 
     def discard(self) -> None:
         with suppress(OSError):  # a full disk refuses the footer, too
             self._writer.close()
         self._draft.discard()
 
-    def _flush(self) -> None:
-        if not self._waiting:
-            return
-        group = pa.Table.from_batches(self._waiting, EVENT)
-        self._waiting, self._rows_waiting, self._bytes_waiting = [], 0, 0
+    def _see(self, group: pa.Table) -> None:
         for column, seen in self._ranges.items():
             seen.see(group[column])
-        self._writer.write_table(group, row_group_size=group.num_rows)
-        self._rows += group.num_rows
+
+
+def _name(prefix: str) -> str:
+    """Unique to this attempt: a retried task never meets its predecessor's file."""
+    return f"{prefix}-{uuid.uuid4().hex}.parquet"
+
+
+def _statistics(ranges: Mapping[str, _Range]) -> dict[str, Any]:
+    return {column: seen.as_tuple() for column, seen in ranges.items()}
 
 
 @dataclass
@@ -132,11 +113,11 @@ class BatchWriter:
     kept: list[pa.RecordBatch] | None = None  # a list: the rows of a small batch are kept in it; None if there are more
     _writer: FileWriter | None = field(default=None, init=False)
 
-    def write_all(self, batches: Iterable[pa.RecordBatch]) -> LogFile | None:
+    def write_all(self, rows: Iterable[Rows]) -> LogFile | None:
         """The file's description, fsynced and not yet committed; None when there was no row."""
         try:
             with trouble_is_said(self.folder):
-                for taken in batches:
+                for taken in as_batches(rows):
                     if taken.num_rows:
                         self._write(taken)
                 return self._writer.finish() if self._writer is not None else None
@@ -144,6 +125,30 @@ class BatchWriter:
             if self._writer is not None:
                 self._writer.discard()
             raise
+
+    def take_over(self, written: WrittenEvents) -> LogFile:
+        """Events in a file of their own: a copy of the one that they stand in, which stays as it is."""
+        self.kept = None
+        now = datetime.now(UTC)
+        fill = Fill({**written.fill.numbers, "batch": self.batch, "ingested_at": _us(now)}, written.fill.position)
+        name = _name(f"p{self.partition}-b{self.batch}")
+        draft = storage_of(self.folder).draft(self.folder / name)
+        try:
+            with trouble_is_said(self.folder), written.open() as source:
+                _write_to(draft.sink, filled(source, fill))
+                size = draft.finish()
+        except BaseException:
+            draft.discard()
+            raise
+        times = (_us(now), fill.numbers["event_time"])
+        ranges = {
+            "partition": _Range([self.partition]),
+            "batch": _Range([self.batch]),
+            "event_time": _Range([times[1]], is_time=True),
+            "ingested_at": _Range([times[0]], is_time=True),
+            "position": _Range([*written.ends]),
+        }
+        return LogFile(name, written.rows, size, _statistics(ranges))
 
     def _write(self, taken: pa.RecordBatch) -> None:
         taken = with_all_columns(taken, TAKEN)
@@ -163,3 +168,16 @@ class BatchWriter:
             few = sum(part.num_rows for part in self.kept) <= _KEPT_ROWS_MAX
             if not few or sum(part.nbytes for part in self.kept) > _KEPT_BYTES_MAX:
                 self.kept = None
+
+
+def _us(time: datetime) -> int:
+    return (time - _EPOCH) // timedelta(microseconds=1)
+
+
+def _write_to(sink: Any, pieces: Iterable[bytes]) -> None:
+    if isinstance(sink, Path):
+        with sink.open("wb") as file:
+            file.writelines(pieces)
+    else:
+        for piece in pieces:
+            sink.write(piece)

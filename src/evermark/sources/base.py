@@ -31,6 +31,7 @@ from typing import Protocol
 import pyarrow as pa
 
 from evermark.event import Seen
+from evermark.event_file import Rows
 from evermark.sources.copies import Copying
 
 
@@ -145,7 +146,7 @@ class Repair(Protocol):
 class Fed(Protocol):
     """Events that a source has sent."""
 
-    def batches(self) -> Iterator[pa.RecordBatch]:
+    def batches(self) -> Iterator[Rows]:
         """As `Source.read` gives them; may wait for more of a transaction that has not been sent whole."""
 
     def end(self) -> str:
@@ -200,8 +201,9 @@ class Source(ABC):
         """Cut `[start, end)` into pieces that may be read apart. Their ranges are disjoint and complete."""
 
     @abstractmethod
-    def read(self, piece: Slice) -> Iterator[pa.RecordBatch]:
-        """The events of one slice in position order, as `evermark.event.TAKEN` batches of bounded size."""
+    def read(self, piece: Slice) -> Iterator[Rows]:
+        """The events of one slice in position order, as `evermark.event.TAKEN` batches of bounded size; or, where they
+        stand in a file that is one of the log but for a few blanks, as that (`evermark.event_file.as_batches`)."""
 
     def divisible(self) -> bool:
         """Whether several instances may read this source at once, each some of its partitions: whatever is called for a

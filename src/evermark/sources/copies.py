@@ -130,7 +130,7 @@ class Mark:
 
     @property
     def file(self) -> str:
-        return f"{self.copy}-{self.number}-{self.attempt}.arrow"
+        return f"{self.copy}-{self.number}-{self.attempt}.rows"
 
 
 class Fate(StrEnum):

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from evermark import event_file
 from evermark.errors import NotFoundError
 from evermark.event import EVENT, taken_batch
 from evermark.log import maintenance
-from evermark.log import write as write_module
 from evermark.log.append import DeltaLog
 from evermark.log.base import LogFile
 from evermark.log.compact import FAN_IN
@@ -148,7 +148,7 @@ def test_many_small_batches_become_few_row_groups_in_bounded_memory(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows are gathered into groups, and groups do not pile up: memory is that of one."""
-    monkeypatch.setattr(write_module, "_GROUP_ROWS_MAX", 1_000)
+    monkeypatch.setattr(event_file, "_GROUP_ROWS_MAX", 1_000)
     payload = "x" * 1_000
 
     def many() -> Iterator[pa.RecordBatch]:

@@ -53,7 +53,7 @@ class CopyScene(Scene):
     def writer(self, *streams: str) -> Iterator[ChunkWriter]:
         target = self.settings.target()
         versions = self.source._open()
-        with ChunkWriter(target, self.copies, versions, self.copying.folder, self.epoch) as writer:
+        with ChunkWriter(target, self.copies, versions, self.copying._place, self.epoch) as writer:
             writer.begin(set(streams))
             yield writer
         versions.close()
@@ -92,7 +92,7 @@ def copy_scene(server: PostgresServer, folder: Path, *tables: Any, create: str) 
         settings = tables_settings(dsn, *tables)
         TablesInstallation(settings).install([], wait_s=10.0, say=lambda line: None, goes_on=False)
         place = CopyPlace(
-            partial(copies_in_state, Plain(dsn), state.schema), folder, all_wanted=True, chunk_rows_max=20_000
+            partial(copies_in_state, Plain(dsn), state.schema), folder, SOURCE, all_wanted=True, chunk_rows_max=20_000
         )
         versions = partial(versions_in_state, Plain(dsn), state.schema, SOURCE)
         source = PostgresTables(settings.target(), versions, place)

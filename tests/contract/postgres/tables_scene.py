@@ -11,6 +11,7 @@ from typing import Any
 
 import psycopg
 
+from evermark.event_file import as_batches
 from evermark.secrets import Plain
 from evermark.sources.base import Limit, Slice
 from evermark.sources.postgres.settings import PostgresSettings
@@ -46,7 +47,7 @@ class Scene:
         return psycopg.connect(self.dsn)
 
     def read(self, start: str, end: str) -> list[Row]:
-        return [row for batch in self.source.read(Slice(0, start, end)) for row in batch.to_pylist()]
+        return [row for batch in as_batches(self.source.read(Slice(0, start, end))) for row in batch.to_pylist()]
 
     def all(self, start: str | None = None) -> list[Row]:
         """All there is from `start` on, by peek; nothing is confirmed."""
@@ -77,7 +78,7 @@ class Scene:
         def take() -> bool:
             fed = feed.next()
             if fed is not None:
-                rows.extend(row for batch in fed.batches() for row in batch.to_pylist())
+                rows.extend(row for batch in as_batches(fed.batches()) for row in batch.to_pylist())
                 ends.append(fed.end())
             return len(rows) >= count
 

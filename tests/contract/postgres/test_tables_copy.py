@@ -15,9 +15,13 @@ from unittest.mock import Mock
 
 import psycopg
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 
 from evermark.errors import DeniedError, SetupError
+from evermark.event import TAKEN
+from evermark.ingest.pieces import Piece, ReadFrom
 from evermark.secrets import Plain
 from evermark.sources.base import Limit, Slice
 from evermark.sources.copies import ChunkState, CopyPlace
@@ -60,6 +64,35 @@ def test_rows_from_before_come_at_their_mark(server: PostgresServer, tmp_path: P
         first, last = rows[0]["position"], rows[-1]["position"]
         assert at.read(at.source.earliest(0), middle) + at.read(middle, last) == rows[:-1], (first, last)
         assert json.loads(reads[0]["payload"])["v"].startswith("v")
+
+
+def test_rows_that_were_copied_are_logged_as_they_were_written(server: PostgresServer, tmp_path: Path) -> None:
+    """GIVEN chunks that are ready, one of them beside changes, WHEN their batch is written THEN the log has the events
+    that are read row by row, each chunk in a file of its own."""
+    create = f"{CREATE}; insert into t select n, 'v' || n, n from generate_series(1, 50000) n"
+    with copy_scene(server, tmp_path / "copies", "public.t", create=create) as at:
+        works = at.ask("public.t")
+        with at.writer("public.t") as writer:
+            change = "update t set n = 0 where id <= 3"
+            writer._catch_up = _before(writer._catch_up, lambda: at.run(change))  # type: ignore[method-assign]
+            assert writer.write(works[0])
+        assert at.write(works[1:]) == 2
+        at.run("insert into t values (0, 'new', 0)")
+        start = at.source.earliest(0)
+        end = at.source.latest({0: start}, Limit(wait_s=5.0))[0]
+        log = tmp_path / "log"
+        log.mkdir()
+        piece = Piece(Slice(0, start, end), 7, start, end, None)
+        said = ReadFrom(SOURCE, at.source, str(log)).written(piece)
+        files = {file["path"]: pq.read_table(log / file["path"]) for file in said["files"]}
+        assert sorted(len(table) for table in files.values()) == [5, 10_000, 19_997, 20_000]
+        logged = pa.concat_tables(files.values()).sort_by("position")
+        assert logged.select(TAKEN.names).to_pylist() == at.read(start, end)
+        for file in said["files"]:
+            table = files[file["path"]]
+            told = (file["rows"], *file["stats"]["position"][:2])
+            assert told == (len(table), *pc.min_max(table["position"]).as_py().values())
+        assert logged["batch"].unique().to_pylist() == [7] and logged["source"].unique().to_pylist() == [SOURCE]
 
 
 def test_a_row_that_changes_between_snapshot_and_mark_is_told_by_its_change(
@@ -187,8 +220,7 @@ def test_columns_rows_and_hashes_of_a_copy(server: PostgresServer, tmp_path: Pat
         assert [row["key"] for row in reads] == ["4", "6", "8"]
         assert all(set(json.loads(row["payload"])) == {"id", "mail"} for row in reads)
         (file,) = at.copying.folder.iterdir()
-        with pa.ipc.open_file(str(file)) as found:
-            plain = str(found.read_all().to_pylist())
+        plain = str(pq.read_table(file).to_pylist())
         assert "hidden" not in plain and "'m4'" not in plain and "sha256:" in plain
 
 

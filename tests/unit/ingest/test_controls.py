@@ -88,7 +88,7 @@ def test_any_other_order_is_found_out(mutant: type[Taker]) -> None:
 def test_a_batch_without_control_events_is_not_looked_at() -> None:
     """GIVEN tasks that counted none WHEN the batch is taken THEN nobody reads the log for them."""
     file = {"path": "f", "rows": 2, "size": 1}
-    row = {"partition": 0, "batch": 1, "start": "a", "end": "b", "file": file}
+    row = {"partition": 0, "batch": 1, "start": "a", "end": "b", "files": [file]}
     (none,) = gather([{**row, "controls": 0}], 1).taken
     (some,) = gather([{**row, "controls": 1}, {**row, "controls": 2}], 1).taken
     assert (none.controls, some.controls) == (0, 3)

@@ -12,8 +12,8 @@ from evermark.ingest.task_reports import WHOLE_SOURCE, gather
 
 
 def row(partition: int, name: str | None, **more: Any) -> dict[str, Any]:
-    file = None if name is None else {"path": name, "rows": 2, "size": 10, "stats": {}}
-    return {"partition": partition, "batch": 4, "start": "a", "end": "b", "file": file, **more}
+    files = [] if name is None else [{"path": name, "rows": 2, "size": 10, "stats": {}}]
+    return {"partition": partition, "batch": 4, "start": "a", "end": "b", "files": files, **more}
 
 
 def test_slices_of_a_partition_become_one_batch() -> None:

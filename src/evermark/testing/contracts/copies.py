@@ -63,7 +63,7 @@ class CopyContract:
             with pytest.raises(BusyError):
                 copies.begin(copy.id, number, epoch)
         (first, *_) = copies.chunks(copy.id, [ChunkState.READY], 1)
-        assert (first.position, first.rows, first.file, first.attempt) == ("p0", 10, f"{copy.id}-0-1.arrow", 1)
+        assert (first.position, first.rows, first.file, first.attempt) == ("p0", 10, f"{copy.id}-0-1.rows", 1)
         copies.done(copy.id, [0, 1], epoch)
         (under_way,) = copies.listed("shop")
         assert (under_way.state, under_way.chunks_left, under_way.rows) == (CopyState.RUNNING, 1, 21)

@@ -17,6 +17,7 @@ from typing import Any
 import pyarrow as pa
 
 from evermark.event import TAKEN
+from evermark.event_file import as_batches
 from evermark.sources.base import Limit, Slice, Source
 
 _WAIT_S = 0.2
@@ -81,14 +82,14 @@ class SourceContract:
             for piece in self.source.slices(partition, start, end):
                 first = self._read(piece)
                 assert first.equals(self._read(piece)), f"{piece} read twice gave different events"
-                elsewhere = pa.Table.from_batches(_elsewhere(self.source).read(piece), TAKEN)
+                elsewhere = pa.Table.from_batches(as_batches(_elsewhere(self.source).read(piece)), TAKEN)
                 assert first.equals(elsewhere), f"{piece} read in another process gave different events"
 
     def test_batches_have_the_columns_of_an_event(self) -> None:
         """What is read is `evermark.event.TAKEN`, and the columns that must not be null are not."""
         for partition, start, end in self._whole():
             for piece in self.source.slices(partition, start, end):
-                for batch in self.source.read(piece):
+                for batch in as_batches(self.source.read(piece)):
                     assert batch.schema == TAKEN, f"columns {batch.schema.names}; make batches with taken_batch"
                     empty = [f.name for f in TAKEN if not f.nullable and batch.column(f.name).null_count]
                     assert not empty, f"columns {empty} hold nulls"
@@ -209,7 +210,7 @@ class SourceContract:
         return [row for piece in sorted(pieces, key=lambda p: p.start) for row in self._read(piece).to_pylist()]
 
     def _read(self, piece: Slice) -> pa.Table:
-        return pa.Table.from_batches(self.source.read(piece), TAKEN)
+        return pa.Table.from_batches(as_batches(self.source.read(piece)), TAKEN)
 
 
 def _elsewhere(source: Source) -> Source:

@@ -6,9 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Protocol
 
-import pyarrow as pa
-
 from evermark.event import Seen
+from evermark.event_file import Rows
 from evermark.sources.postgres.connect import Link
 from evermark.sources.postgres.lsn import Position
 from evermark.sources.postgres.read.pgoutput import I64
@@ -25,7 +24,7 @@ class Ask(Protocol):
 class Decoder(Protocol):
     """Fed with chunks of messages in the order the server sent them."""
 
-    def batches(self, lengths: I64, data: bytes) -> Iterator[pa.RecordBatch]:
+    def batches(self, lengths: I64, data: bytes) -> Iterator[Rows]:
         """The events of a chunk, as `evermark.event.TAKEN`. To be read to its end before the next chunk is given."""
 
 

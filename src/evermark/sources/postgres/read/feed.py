@@ -22,10 +22,10 @@ from contextlib import suppress
 
 import numpy as np
 import psycopg
-import pyarrow as pa
 from psycopg import pq
 
 from evermark.errors import EvermarkError, GapError
+from evermark.event_file import Rows
 from evermark.sources.base import Fed, Feed
 from evermark.sources.postgres.failures import RECOVER_HINT, python_encoding, translate, where
 from evermark.sources.postgres.lsn import Position, lsn_text
@@ -140,7 +140,7 @@ class SlotFeed(Feed):
         os.close(self._wake_read)
         os.close(self._wake_write)
 
-    def pieces(self) -> Iterator[pa.RecordBatch]:
+    def pieces(self) -> Iterator[Rows]:
         """The rows of the transactions at hand, up to a commit."""
         ended = False
         while not ended:
@@ -289,7 +289,7 @@ class _FedTransactions(Fed):
     def __init__(self, feed: SlotFeed) -> None:
         self._feed = feed
 
-    def batches(self) -> Iterator[pa.RecordBatch]:
+    def batches(self) -> Iterator[Rows]:
         return self._feed.pieces()
 
     def end(self) -> str:
@@ -300,7 +300,7 @@ class _FedNothing(Fed):
     def __init__(self, end: str) -> None:
         self._end = end
 
-    def batches(self) -> Iterator[pa.RecordBatch]:
+    def batches(self) -> Iterator[Rows]:
         return iter(())
 
     def end(self) -> str:

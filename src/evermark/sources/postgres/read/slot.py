@@ -15,12 +15,12 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 import psycopg
-import pyarrow as pa
 from psycopg import errors as pg
 from psycopg import sql
 
 from evermark.errors import BusyError, EvermarkError, GapError, IdentityError, UnreachableError
 from evermark.event import Seen
+from evermark.event_file import Rows
 from evermark.sources.base import Limit, Slice
 from evermark.sources.postgres.connect import Link, borrow, connect, give_back
 from evermark.sources.postgres.failures import RECOVER_HINT, python_encoding, translate, where
@@ -92,7 +92,7 @@ class SlotReader:
         """How long to wait before the next `offer`."""
         return self._offering.pause_s(time.monotonic())
 
-    def read(self, piece: Slice) -> Iterator[pa.RecordBatch]:
+    def read(self, piece: Slice) -> Iterator[Rows]:
         start, end = Position.parse(piece.start), Position.parse(piece.end)
         if start.incarnation != end.incarnation or end.lsn < start.lsn:
             raise IdentityError(f"slice {piece.start} to {piece.end} is no range of one history", hint="report this")
@@ -110,7 +110,7 @@ class SlotReader:
             else:
                 _abandon(link)
 
-    def _read(self, link: Link, start: Position, end: Position) -> Iterator[pa.RecordBatch]:
+    def _read(self, link: Link, start: Position, end: Position) -> Iterator[Rows]:
         encoding = python_encoding(link.connection.info.parameter_status("server_encoding") or "UTF8")
         decoder = self._capture.decoder(self.ask, start, end, encoding)
         upto = end.lsn + (1 if end.ordinal else 0)

@@ -6,10 +6,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-import pyarrow as pa
-
 from evermark.errors import EvermarkError
 from evermark.event import Seen
+from evermark.event_file import Rows
 from evermark.sources.base import Feed, Limit, Slice, Source
 from evermark.sources.postgres.connect import close_idle
 from evermark.sources.postgres.lsn import Position
@@ -56,7 +55,7 @@ class SlotSource(Source):
     def slices(self, partition: int, start: str, end: str) -> Sequence[Slice]:
         return [Slice(partition, start, end)] if start < end else []
 
-    def read(self, piece: Slice) -> Iterator[pa.RecordBatch]:
+    def read(self, piece: Slice) -> Iterator[Rows]:
         return self._slots[piece.partition].read(piece)
 
     def follow(self, partition: int, position: str, wake: Callable[[], None]) -> Feed:

@@ -30,6 +30,7 @@ from psycopg import sql
 from evermark import failpoint
 from evermark.errors import BusyError, DeniedError, EvermarkError, SetupError
 from evermark.event import UNKNOWN, Op
+from evermark.event_file import as_batches
 from evermark.sources.chunk_file import written_attempt, written_in_turn
 from evermark.sources.copies import (
     Bounds,
@@ -49,7 +50,7 @@ from evermark.sources.postgres.names import TableNameError, table_name
 from evermark.sources.postgres.read.chunks import chunked, in_order, peek_query, unpack
 from evermark.sources.postgres.tables.capture import TablesCapture, wal_pages
 from evermark.sources.postgres.tables.catalog import Catalog
-from evermark.sources.postgres.tables.chunk_file import rewrite, write_rows
+from evermark.sources.postgres.tables.chunk_file import ChunkAbout, rewrite, write_rows
 from evermark.sources.postgres.tables.overlap import Change, Overlap
 from evermark.sources.postgres.tables.publication import look
 from evermark.sources.postgres.tables.rows import OWN_PREFIX, CopyMarks, TablesDecoder
@@ -57,7 +58,7 @@ from evermark.sources.postgres.tables.scan import KeyRange, TableScan, relation_
 from evermark.sources.postgres.tables.snapshot import Snapshot
 from evermark.sources.postgres.tables.versions import TableVersion, TableVersions
 from evermark.sources.postgres.target import PostgresTarget, TableChoice, suffixed
-from evermark.storage import Place, storage_of
+from evermark.storage import storage_of
 
 _PAGES_A_CHUNK = 30
 _PERCENT_MAX = 10.0
@@ -130,7 +131,7 @@ class TablesCopying(Copying):
     def write(self, works: Sequence[ChunkWork], epoch: int, until_s: float) -> Iterator[ChunkWork]:
         copies, versions = self._place.open(), self._versions()
         try:
-            with ChunkWriter(self._target, copies, versions, self.folder, epoch) as writer:
+            with ChunkWriter(self._target, copies, versions, self._place, epoch) as writer:
                 writer.begin({work.stream for work in works})
                 yield from written_in_turn(works, writer.write, until_s, "the reader of the slot")
         finally:
@@ -153,9 +154,10 @@ class ChunkWriter:
     """One task's connection and temporary slot. Chunks are written one after another."""
 
     def __init__(
-        self, target: PostgresTarget, copies: CopyStore, versions: TableVersions, folder: Place, epoch: int
+        self, target: PostgresTarget, copies: CopyStore, versions: TableVersions, place: CopyPlace, epoch: int
     ) -> None:
-        self._target, self._copies, self._folder, self._epoch = target, copies, folder, epoch
+        self._target, self._copies, self._epoch = target, copies, epoch
+        self._folder, self._source = place.folder, place.source
         self._versions = versions
         self._slot = suffixed(target.slot, f"_copy_{secrets.token_hex(4)}")
         self._marks = _SeenMarks()
@@ -244,7 +246,8 @@ class ChunkWriter:
             snapshot = Snapshot.parse(link.one("select pg_current_snapshot()::text", doing="taking a snapshot")[0])
             scan = TableScan(link, self._target, choice, self._decoder.latest(work.stream))
             batches = scan.rows(KeyRange(*work.bounds), work.condition)
-            rows = write_rows(draft, scan.message, scan.table.hashed, _with_ids(batches, work, mark))
+            about = ChunkAbout(self._source, scan.message, scan.table.hashed)
+            rows = write_rows(draft, about, _with_ids(batches, work, mark))
             failpoint.hit("copy.scanned")
             self._catch_up()  # so that little is left to read behind the mark, where the stream's reader may wait
             query = "select pg_catalog.pg_logical_emit_message(true, %s, %s::text)"
@@ -258,7 +261,7 @@ class ChunkWriter:
         query = peek_query(self._slot, self._target.publication, lsn_of(flush), TablesCapture.options, consumes=True)
         with translated(link.dsn, "reading the slot of a copy"), link.connection.cursor().copy(query) as copy:
             for lengths, data in chunked(in_order(unpack(copy))):
-                for batch in self._decoder.batches(lengths, data):
+                for batch in as_batches(self._decoder.batches(lengths, data)):
                     mine = pc.and_(
                         pc.is_in(batch.column("op"), value_set=_ROW_OPS),
                         pc.is_in(batch.column("stream"), value_set=self._streams),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 
 from evermark.errors import SetupError
 from evermark.event import TAKEN, TIMESTAMP, UNKNOWN, Op, taken_batch
+from evermark.event_file import Fill, Rows, WrittenEvents
 from evermark.sources.copies import Mark
 from evermark.sources.postgres.failures import INSTALL_HINT
 from evermark.sources.postgres.lsn import U8, Incarnation, Position, WalPages, fixed_strings, hex_columns, positions
@@ -77,7 +78,19 @@ class CopiedRows:
 
     relation: bytes  # the description of their table, as pgoutput writes it
     hashed: frozenset[str]  # the columns whose values are
-    batches: Iterator[pa.RecordBatch]
+    batches: Callable[[], Iterator[pa.RecordBatch]]
+    ready: ReadyFile | None = None  # the same rows
+
+
+@dataclass(frozen=True)
+class ReadyFile:
+    """All rows of a chunk in a file with blanks (`evermark.event_file`), the first of them with the ordinal 1."""
+
+    open: Callable[[], pa.NativeFile]
+    source: str
+    rows: int
+    nbytes: int
+    position: str  # that its rows have for now, but for the ordinal
 
 
 class CopyMarks(Protocol):
@@ -124,7 +137,7 @@ class TablesDecoder:
         """The last version of a table that this decoder knows."""
         return self._latest.get(stream)
 
-    def batches(self, lengths: I64, data: bytes) -> Iterator[pa.RecordBatch]:
+    def batches(self, lengths: I64, data: bytes) -> Iterator[Rows]:
         changes = self._reader.feed(lengths, data)
         begin = 0
         for row, mark in self._marked(changes):
@@ -163,7 +176,7 @@ class TablesDecoder:
                 found.append((row, mark))
         return found
 
-    def _copied(self, at: Changes, mark: Mark) -> Iterator[pa.RecordBatch]:
+    def _copied(self, at: Changes, mark: Mark) -> Iterator[Rows]:
         """`at`: the mark alone."""
         found = self._marks.rows_at(mark, int(at.lsn[0]))
         if found is None:
@@ -182,15 +195,35 @@ class TablesDecoder:
         if told:
             self._versions.keep(told)
         yield from (batch for _, batch in parts)
+        ready = found.ready
+        if (
+            ready is None
+            or int(at.ordinal[0]) != 1
+            or not self._reader.in_range(np.repeat(at.lsn, 2), np.array([1, ready.rows])).all()
+        ):
+            yield from self._row_by_row(found, at, table)
+            return
+        lsn = int(at.lsn[0])
+        blank, prefix = (text.removesuffix(f"{0:08x}") for text in (ready.position, self._incarnation.at(lsn)))
+        yield WrittenEvents(
+            ready.open,
+            ready.source,
+            ready.rows,
+            ready.nbytes,
+            Fill({"event_time": _micros(at), "schema_version": table.version}, (blank, prefix)),
+            (self._incarnation.at(lsn, 1), self._incarnation.at(lsn, ready.rows)),
+            lambda: self._row_by_row(found, at, table),
+        )
+
+    def _row_by_row(self, found: CopiedRows, at: Changes, table: Table) -> Iterator[pa.RecordBatch]:
         ordinal = int(at.ordinal[0])
-        for batch in found.batches:
+        for batch in found.batches():
             rows = batch.num_rows
             lsns, ordinals = np.repeat(at.lsn, rows), np.arange(ordinal, ordinal + rows, dtype=np.int64)
             ordinal += rows
-            micros = pa.scalar(int(at.time[0]) + _PG_EPOCH_US, pa.int64()).cast(TIMESTAMP)
             filled = {
                 "position": positions(self._incarnation, lsns, ordinals.astype(np.uint32)),
-                "event_time": pa.repeat(micros, rows),
+                "event_time": pa.repeat(pa.scalar(_micros(at), pa.int64()).cast(TIMESTAMP), rows),
                 "schema_version": pa.repeat(pa.scalar(table.version, pa.int32()), rows),
             }
             whole = taken_batch({name: batch.column(name) for name in batch.schema.names} | filled, rows)
@@ -399,6 +432,11 @@ class TablesDecoder:
             "bytes": raw,
         }
         return taken_batch(built, len(rows))
+
+
+def _micros(at: Changes) -> int:
+    """When the first of these transactions was committed."""
+    return int(at.time[0]) + _PG_EPOCH_US
 
 
 def _by_first_use(changes: Changes) -> list[tuple[I64, Relation]]:
