@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from evermark.replicas.event import Event
 from evermark.replicas.exchange import Chunk, Hello, Manifest, Page
 from evermark.replicas.identity import Tokens, claim
 from evermark.replicas.local_node import Limits, LocalNode
-from evermark.replicas.ranges import Held
+from evermark.replicas.ranges import NOTHING, Held
 from evermark.replicas.replica import Replica
 from evermark.replicas.snapshots import Snapshots, decoded, encoded, whole_digest
 from evermark.replicas.sqlite import SqliteStore
@@ -25,6 +25,7 @@ from evermark.replicas.values import Table
 
 TABLE = "notes"
 HOUR_MS = 3_600_000
+OFF_MS = (0, -200_000, 100_000, 200_000, 1_000_000, -HOUR_MS // 2)  # what a clock may be wrong by
 LIMITS = Limits(
     skew_ms=300_000,
     retention_ms=HOUR_MS,
@@ -34,6 +35,9 @@ LIMITS = Limits(
     collect_batch=3,
     page=4,
 )
+# docs/replicas.md names this limit: what a node had not told yet when it was backed up may bring back a row whose
+# tombstone is gone. A tombstone goes this long after its row did, or earlier by what two clocks are wrong by.
+_OLD_MS = LIMITS.retention_ms + LIMITS.safety_ms - (max(OFF_MS) - min(OFF_MS))
 
 
 class Crash(UnreachableError):
@@ -108,13 +112,20 @@ def _sha(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
+@dataclass(frozen=True)
+class Backup:
+    data: bytes
+    at_ms: int
+    is_told: bool  # nothing that the node itself had made was still to be told
+
+
 class Node:
     def __init__(self, name: str, now_ms: Callable[[], int], rng: random.Random) -> None:
         self.name, self._world_ms, self._rng = name, now_ms, rng
         self.off_ms = 0
         self.crash_chance = 0.0
         self.tokens = Tokens()
-        self.backups: list[bytes] = []
+        self.backups: list[Backup] = []
         self.snapshots = MemorySnapshots()
         self.store = CrashingStore(lambda: rng.random() < self.crash_chance)
         self._set_time()
@@ -135,13 +146,18 @@ class Node:
         self.store.install(TABLE, None, self.now_ms())
 
     def back_up(self) -> None:
-        self.backups.append(self.store.connection.serialize())
+        made = self.store.held(TABLE).get(self.store.identity()[0], NOTHING).highest
+        is_told = made <= self.store.noted(TABLE)
+        self.backups.append(Backup(self.store.connection.serialize(), self._world_ms(), is_told))
 
-    def restore(self, backup: bytes) -> None:
+    def may_restore(self, backup: Backup) -> bool:
+        return backup.is_told or self._world_ms() - backup.at_ms < _OLD_MS
+
+    def restore(self, backup: Backup) -> None:
         """The database as it was; the node's folder as it is."""
         self.store.connection.close()
         self.store = CrashingStore(lambda: self._rng.random() < self.crash_chance)
-        self.store.connection.deserialize(backup)
+        self.store.connection.deserialize(backup.data)
         self._set_time()
         self.snapshots = MemorySnapshots()
         self.replica = self._replica()

@@ -19,7 +19,7 @@ from evermark.replicas.members import merged_held
 from evermark.replicas.ranges import NOTHING, lacking
 from simulator.broken import Broken, require
 from simulator.mutants.mutant import Mutant
-from simulator.replicas.node import HOUR_MS, TABLE, Link, Node
+from simulator.replicas.node import HOUR_MS, OFF_MS, TABLE, Link, Node
 
 _STEPS = 100
 _ROUNDS_MAX = 14
@@ -137,7 +137,10 @@ def _restore(world: World) -> None:
     node = world.rng.choice(list(world.nodes.values()))
     if not node.backups:
         return
-    node.restore(world.rng.choice(node.backups))
+    backup = world.rng.choice(node.backups)
+    if not node.may_restore(backup):
+        return
+    node.restore(backup)
     world.did(f"restored {node.name}, now {node.store.identity()[0]}")
     world.forget_lost()
 
@@ -191,7 +194,7 @@ def _step(world: World) -> None:
         _meet(world, push=True)
     elif what < 0.76:
         node = rng.choice(nodes)
-        node.off_ms = rng.choice((0, -200_000, 100_000, 200_000, 1_000_000, -HOUR_MS // 2))
+        node.off_ms = rng.choice(OFF_MS)
         world.did(f"stepped {node.name} to {node.off_ms} ms")
     elif what < 0.80:
         rng.choice(nodes).back_up()
