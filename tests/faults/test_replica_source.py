@@ -127,7 +127,7 @@ def test_r13_a_copy_that_is_killed_on_the_way_goes_on_and_is_exact(tmp_path: Pat
             assert 0 < sum(row["op"] == "read" for row in scene.events()) < scene.before
             for snapshot in scene.node.folder.snapshots.glob("orders-*"):
                 shutil.rmtree(snapshot)
-            last = scene.up(commands=REAL)
+            last = scene.up()
             wanted = scene.table()
             until(lambda: scene.implied() == wanted, "the log implies the table", timeout_s=PATIENCE_S)
             scene.write(300_000, 1)
