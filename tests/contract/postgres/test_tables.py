@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
+
+from evermark.sources.postgres.lsn import Position
 from evermark.testing.servers import PostgresServer
 from evermark.testing.until import until
 from tests.contract.postgres.tables_scene import scene
@@ -173,6 +176,24 @@ def test_logical_messages_are_events(server: PostgresServer) -> None:
         ]  # fmt: skip
         assert rows[3]["flags"] == ["binary"]
         assert [row["position"] for row in rows] == sorted(row["position"] for row in rows)
+
+
+def test_a_look_that_a_reader_ended_is_no_failure(server: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """GIVEN a look at the slot WHEN a reader comes, which ends it, THEN nothing is said to wait, or to be wrong."""
+    with scene(server, "public.orders", create=ORDERS) as at:
+        start = at.source.earliest(0)
+        at.run("insert into orders values (1, 1, 'waits')")
+        look = at.source._look
+        link = look._control()
+
+        def end_it_first(start: Position) -> int:
+            at.run(f"select pg_terminate_backend({link.connection.info.backend_pid})")
+            return start.lsn + 1_000_000
+
+        monkeypatch.setattr(look, "_flush_lsn", end_it_first)
+        assert dict(at.source.untaken({0: start})) == {}
+        monkeypatch.undo()
+        assert set(at.source.untaken({0: start})) == {0}, "the next look sees it"
 
 
 def test_what_waits_is_seen_without_taking_the_slot_from_its_reader(server: PostgresServer) -> None:

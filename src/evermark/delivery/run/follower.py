@@ -356,8 +356,10 @@ class Follower:
         """The next span of a partition in which the reader lacks a batch. They take turns: one that always has more
         than the receiver can take holds up no other.
         """
-        last = self._served.get(subscription.generation)
-        places = sorted(heads, key=lambda place: (last is not None and place <= last, place))
+        places = sorted(heads)
+        # An owner that has just begun does not know which one was last: then its epoch, which is the next one, chooses.
+        last = self._served.get(subscription.generation) or (places[self.epoch % len(places)] if places else None)
+        places.sort(key=lambda place: (last is not None and place <= last, place))
         spans = (self._span(place, mine.get(place, BEGINNING), heads[place], rows_max) for place in places)
         return next(filter(None, spans), None)
 

@@ -75,7 +75,9 @@ def translate(error: psycopg.Error, dsn: str, doing: str) -> EvermarkError:
     if isinstance(error, (pg.ObjectInUse, pg.LockNotAvailable, pg.QueryCanceled, pg.DeadlockDetected)):
         return BusyError(text, hint="another session is using it just now; it is tried again")
     if isinstance(error, pg.ConfigurationLimitExceeded):
-        return SetupError(text, hint="raise max_replication_slots and restart the server")
+        # Another program's slot may go again, most often soon: a repair spends no try on that.
+        hint = "it is tried again; drop a slot that nobody reads, or raise max_replication_slots and restart the server"
+        return BusyError(text, hint=hint)
     if isinstance(error, pg.DiskFull):
         return DiskFullError(text, hint="the database server has no space left")
     if isinstance(error, (pg.UndefinedTable, pg.UndefinedObject, pg.UndefinedFunction, pg.InvalidSchemaName)):

@@ -7,7 +7,7 @@ import pytest
 
 from evermark.error_policy import Action, action_for
 from evermark.errors import BusyError, DeniedError, EvermarkError, SetupError, UnreachableError
-from evermark.sources.postgres.failures import unreachable
+from evermark.sources.postgres.failures import translate, unreachable
 from evermark.state.driver_errors import from_driver
 
 DSN = "postgresql://shop:secret@db.example/shop"
@@ -83,3 +83,12 @@ def test_state_that_may_come_back_is_told_from_state_that_a_person_must_see_to(
     """The same words mean the same for State."""
     error = from_driver(psycopg.OperationalError(text), "state")
     assert type(error) is kind and error.hint
+
+
+def test_a_server_whose_slots_are_all_in_use_is_tried_again() -> None:
+    """Another program's slot may go soon: the three tries of a repair are not spent on that."""
+    error = translate(
+        psycopg.errors.ConfigurationLimitExceeded("all replication slots are in use"), DSN, "making a slot"
+    )
+    assert action_for(error) is Action.RETRY
+    assert "max_replication_slots" in error.hint

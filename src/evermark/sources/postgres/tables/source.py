@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from evermark.errors import BusyError
+from evermark.errors import BusyError, UnreachableError
 from evermark.secrets import Hidden
 from evermark.sources.base import Condition, Repair, Untaken, Warned
 from evermark.sources.copies import Copying, CopyPlace, CopyStore
@@ -111,8 +111,10 @@ class PostgresTables(SlotSource):
     def _holds(self, position: Position) -> bool:
         try:
             return self._look.holds_changes(position)
-        except BusyError:
-            return False  # a reader has come meanwhile, or the look took too long
+        except (BusyError, UnreachableError):
+            # A reader has come meanwhile, which ends whoever holds the slot; or the look took too long. The next look
+            # tells of a server that is gone.
+            return False
 
     def repair(self, partition: int) -> Repair:
         return repair_of(self._target, lambda: self._versions, self._renew)
