@@ -373,6 +373,24 @@ def test_an_unfinished_batch_tells_how_far_it_came(receiver: Receiver, sink: Web
     assert [p.event_id for p in result.outcome.parked] == ["e3"]
 
 
+def test_d10_what_was_sent_before_the_time_was_up_is_not_sent_again(receiver: Receiver, sink: WebhookSink) -> None:
+    """GIVEN a slow receiver and keys that come again WHEN the time is up THEN next to nothing that was sent lies
+    behind an event that was not: it would come again in the next turn, and the receiver's time would go into repeats.
+    """
+
+    async def answer(_: Got) -> int:
+        await asyncio.sleep(0.05)
+        return 200
+
+    receiver.answer = answer
+    keys = [f"k{n // 2}" for n in range(200)]
+    rows = events(200, batch_rows=200)
+    rows = rows.set_column(rows.schema.get_field_index("key"), "key", pa.array(keys, rows.schema.field("key").type))
+    passed = sink.deliver_prefix(Job(spec_for(receiver.url, concurrency=5), rows), 1.0, 1.0).rows
+    assert 0 < passed < 200
+    assert passed >= len(receiver.got) - 5
+
+
 @pytest.mark.parametrize("answer", [410, "disable"])
 def test_gone_disables(receiver: Receiver, sink: WebhookSink, answer: int | str) -> None:
     """410, or the receiver's explicit word."""

@@ -3,7 +3,8 @@
 Events wait in lines. Without bundles a line is one key, so that events of a key never overtake each other and keys
 do not wait for each other; an event without a key is alone in its line, and keys between which a record moved share a
 line (`ordering`). With bundles (`bundles`) a line is a share of these, and sends one bundle after another. A line is
-either idle, ready (in `_ready`) or busy; workers take ready lines.
+either idle, ready (in `_ready`) or busy. Workers take the ready line whose next event comes first in the log: when the
+time is over, what was sent behind an event that was not is sent again.
 
 Rows are rendered in small pieces as they are needed: the loop is shared, and bodies are bigger than rows.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
+from heapq import heappop, heappush
 from itertools import count
 from typing import cast
 
@@ -73,7 +75,7 @@ class Dispatch:
         self._waiting = 0
         self._body_bytes_max = 0  # of the bodies rendered so far
         self._lines: dict[int, deque[Parcel | Bundle]] = {}
-        self._ready: deque[int] = deque()
+        self._ready: list[tuple[int, int]] = []  # a heap of lines, each behind the row of its next event
         self._workers: set[asyncio.Task[None]] = set()
         self._over = asyncio.Event()
 
@@ -177,13 +179,14 @@ class Dispatch:
 
     async def _work(self) -> None:
         while self.fate is None and self._something_ready():
-            line = self._ready.popleft()
-            one = self._lines[line].popleft()
+            _, line = heappop(self._ready)
+            queue = self._lines[line]
+            one = queue.popleft()
             self._waiting -= len(one.rows) if isinstance(one, Bundle) else 1
             self._hire()
             await (self._send_bundle(one) if isinstance(one, Bundle) else self._send([one]))
-            if self._lines[line]:
-                self._ready.append(line)
+            if queue:
+                heappush(self._ready, (_first_row(queue[0]), line))
             else:
                 del self._lines[line]
 
@@ -194,7 +197,7 @@ class Dispatch:
             if self._bundles is not None and self._bundles.more:
                 for one in self._bundles.next():
                     self._waiting += len(one.rows)
-                    self._queue(one.share).append(one)
+                    self._put(one.share, one)
                 self._body_bytes_max = self._bundles.body_bytes_max
             elif self._bundles is None and self._next_row < self._size:
                 self._fill()
@@ -226,14 +229,15 @@ class Dispatch:
         self._body_bytes_max = max(self._body_bytes_max, *map(len, made.bodies))
         parcels = list(zip(range(start, end), made.idents, made.bodies, strict=True))
         for line, parcel in zip(self._keys.lines[start:end].tolist(), parcels, strict=True):
-            self._queue(line).append(parcel)
+            self._put(line, parcel)
 
-    def _queue(self, line: int) -> deque[Parcel | Bundle]:
+    def _put(self, line: int, one: Parcel | Bundle) -> None:
         queue = self._lines.get(line)
         if queue is None:
-            queue = self._lines[line] = deque()
-            self._ready.append(line)
-        return queue
+            self._lines[line] = deque([one])
+            heappush(self._ready, (_first_row(one), line))
+        else:
+            queue.append(one)
 
     # one request and its answer
 
@@ -374,3 +378,7 @@ class Dispatch:
             for number in self._keys.held_by(row):
                 self._held.setdefault(number, ident)
                 self._held_counts[number] = self._held_counts.get(number, 0) + 1
+
+
+def _first_row(one: Parcel | Bundle) -> int:
+    return int(one.rows[0]) if isinstance(one, Bundle) else one[0]
