@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime
 from threading import Event
 from types import SimpleNamespace
@@ -123,6 +124,19 @@ def test_a_person_is_asked_for_though_the_answer_to_giving_up_was_lost(scene: Sc
     scene.repairer.carry_out_all()
     ((partition, error),) = scene.ends
     assert (partition, error is not None and "another server" in error.message) == (0, True)
+
+
+def test_a_gap_that_was_given_up_is_told_in_the_same_words_later(scene: Scene) -> None:
+    """GIVEN three tries that failed WHEN the gap is met once more THEN a person reads what the tries ended with."""
+    assert scene.repairer.found(0, GapError("lost"), "5") is None
+    scene.repair.error = GapError("its slot cannot be made")
+    while not scene.ends:
+        with suppress(GapError):
+            scene.repairer.carry_out_all()
+    ((_, ended),) = scene.ends
+    found = scene.repairer.found(0, GapError("lost"), "5")
+    assert (found and found.message) == (ended and ended.message)
+    assert found is not None and found.message.count("could not be closed") == 1
 
 
 def test_an_error_in_one_gap_holds_up_no_other(scene: Scene) -> None:

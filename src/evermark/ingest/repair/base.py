@@ -99,16 +99,16 @@ def chosen_otherwise(recovery: Recovery) -> BusyError:
 
 
 def given_up(error: str) -> GapError:
-    return _for_a_person(
+    return for_a_person(
         f"the gap could not be closed in {TRIES_MAX} tries within the hour, at last with: {error[:500]}"
     )
 
 
 def found_again(error: str) -> GapError:
-    return _for_a_person(f"{TRIES_MAX} gaps were closed or tried within the hour, and here is another: {error[:500]}")
+    return for_a_person(f"{TRIES_MAX} gaps were closed or tried within the hour, and here is another: {error[:500]}")
 
 
-def _for_a_person(said: str) -> GapError:
+def for_a_person(said: str) -> GapError:
     return GapError(
         said,
         hint="docs/playbook.md, `A slot is lost again and again`: raise max_slot_wal_keep_size, or end the transaction"

@@ -23,6 +23,7 @@ from evermark.ingest.repair.base import (
     RecoveryStore,
     Step,
     exhausted,
+    for_a_person,
     found_again,
     given_up,
     may_open,
@@ -142,7 +143,7 @@ class Repairer:
             return error
         past = self._past(partition)
         if exhausted(past, self.runtime.now()):
-            return given_up(past[0].error) if past[0].step is Step.FAILED else found_again(error.message)
+            return for_a_person(past[0].error) if past[0].step is Step.FAILED else found_again(error.message)
         # Before it is recorded: carrying it out removes it again when it is done.
         with self._lock:
             self._open.add(partition)
