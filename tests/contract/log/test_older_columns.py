@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from evermark import event_file
 from evermark.event import ADDED_SINCE, EVENT
 from evermark.log import compact
 from evermark.log import write as log_write
@@ -33,7 +34,8 @@ def folder(tmp_path: Path) -> Path:
         str(path), schema=AT_FIRST, configuration=TABLE_CONFIGURATION, raise_if_key_not_exists=False
     )
     with pytest.MonkeyPatch.context() as past:
-        past.setattr(log_write, "EVENT", AT_FIRST)
+        for module in (log_write, event_file):
+            past.setattr(module, "EVENT", AT_FIRST)
         fill(DeltaLog(path), 40)
     return path
 
