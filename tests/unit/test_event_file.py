@@ -13,41 +13,20 @@ import pytest
 from evermark import event_file
 from evermark.errors import DiskFullError, FormatError
 from evermark.event import TAKEN, taken_batch
-from evermark.event_file import Fill, Rows, WrittenEvents, filled
+from evermark.event_file import Fill, Rows, filled
 from evermark.ingest.pieces import Piece, ReadFrom
 from evermark.log.base import LogFile
 from evermark.log.write import BatchWriter
 from evermark.sources.base import Slice
-from evermark.sources.postgres.lsn import Incarnation, Position
-from evermark.sources.postgres.tables.chunk_file import NOWHERE, ChunkAbout, read_rows, write_rows
+from evermark.sources.postgres.tables.chunk_file import read_rows
 from evermark.testing.number_files import NumberFiles
-
-ABOUT = ChunkAbout("shop", b"R\x00\x01", frozenset({"mail"}))
-AT = Position(Incarnation(7_312_312_312, 1), 0x1234567)
-TIME_US = 1_763_500_000_123_456
+from tests.unit.event_files import ABOUT, AT, TIME_US, written_events
 
 
 def rows_of(count: int, name: str = "row") -> pa.RecordBatch:
     keys = [f"{name} {n}" for n in range(count)]
     same = {"position": [""] * count, "stream": ["public.t"] * count, "op": ["read"] * count, "flags": [[]] * count}
     return taken_batch({"event_id": keys, "key": keys, "payload": [f'{{"k":"{key}"}}' for key in keys], **same}, count)
-
-
-def written(folder: Path, *batches: pa.RecordBatch) -> WrittenEvents:
-    """As a reader has it that has come to the mark."""
-    count = write_rows(folder / "chunk", ABOUT, batches)
-    found = read_rows(folder / "chunk", count)
-    ready, prefix = found.ready, str(AT)[:-8]
-    assert ready is not None and (found.relation, found.hashed) == (ABOUT.relation, ABOUT.hashed)
-    fill = Fill({"event_time": TIME_US, "schema_version": 3}, (str(NOWHERE)[:-8], prefix))
-
-    def row_by_row() -> Iterator[pa.RecordBatch]:
-        for batch in found.batches():
-            columns = {name: batch.column(name) for name in batch.schema.names}
-            yield taken_batch({**columns, "position": [f"{prefix}{n + 1:08x}" for n in range(len(batch))]}, len(batch))
-
-    ends = (f"{prefix}{1:08x}", f"{prefix}{count:08x}")
-    return WrittenEvents(ready.open, ready.source, count, ready.nbytes, fill, ends, row_by_row)
 
 
 @pytest.mark.parametrize(("group", "piece"), [(131_072, 1 << 20), (1_000, 977), (1_000, 64)])
@@ -60,7 +39,7 @@ def test_a_file_that_is_filled_in_is_a_file_of_the_log(
     monkeypatch.setattr(event_file, "_GROUP_ROWS_MAX", group)
     monkeypatch.setattr(event_file, "_COPIED_BYTES", piece)
     batches = [rows_of(1_500, "one"), rows_of(1_500, "other"), rows_of(7, "last")]
-    events = written(tmp_path, *batches)
+    events = written_events(tmp_path, *batches)
     before = (tmp_path / "chunk").read_bytes()
     file = BatchWriter(tmp_path, "shop", 0, 77).take_over(events)
     assert (tmp_path / "chunk").read_bytes() == before
@@ -85,7 +64,7 @@ def test_a_file_that_is_filled_in_is_a_file_of_the_log(
 
 def test_the_description_of_a_file_is_that_of_one_written_row_by_row(tmp_path: Path) -> None:
     """GIVEN the same rows WHEN taken over, and written anew, THEN rows and statistics are told alike."""
-    events = written(tmp_path, rows_of(20))
+    events = written_events(tmp_path, rows_of(20))
     over = BatchWriter(tmp_path, "shop", 0, 5).take_over(events)
     anew = BatchWriter(tmp_path, "shop", 0, 5).write_all([events])
     assert anew is not None and (over.rows, set(over.stats)) == (anew.rows, set(anew.stats))
@@ -95,7 +74,7 @@ def test_the_description_of_a_file_is_that_of_one_written_row_by_row(tmp_path: P
 
 def test_a_file_without_blanks_is_refused(tmp_path: Path) -> None:
     """GIVEN a file that was filled in already WHEN it is to be filled in THEN that is refused, not passed over."""
-    events = written(tmp_path, rows_of(20))
+    events = written_events(tmp_path, rows_of(20))
     file = BatchWriter(tmp_path, "shop", 0, 5).take_over(events)
     fill = Fill({"batch": 6}, events.fill.position)
     with pa.memory_map(str(tmp_path / file.path)) as source, pytest.raises(FormatError, match="lacks its batch"):
@@ -135,7 +114,7 @@ def test_a_batch_has_a_file_of_its_rows_and_each_file_that_was_ready(tmp_path: P
     """GIVEN events, a file that is ready, and events WHEN read as one batch THEN it has both, every row once."""
     made = tmp_path / "_copies"
     made.mkdir()
-    said = report(tmp_path, rows_of(2, "a"), written(made, rows_of(3, "copied")), rows_of(1, "b"))
+    said = report(tmp_path, rows_of(2, "a"), written_events(made, rows_of(3, "copied")), rows_of(1, "b"))
     assert said["controls"] == 0 and said["duplicates"] == 0
     assert ids(tmp_path, files_of(said)) == [["copied 0", "copied 1", "copied 2"], ["a 0", "a 1", "b 0"]]
     assert len(list(tmp_path.glob("*.parquet"))) == 2
@@ -145,7 +124,7 @@ def test_a_file_of_another_source_is_written_row_by_row(tmp_path: Path) -> None:
     """GIVEN a file that names another source WHEN it is read THEN its rows are the reader's source's."""
     made = tmp_path / "_copies"
     made.mkdir()
-    (file,) = files_of(report(tmp_path, written(made, rows_of(3)), name="market"))
+    (file,) = files_of(report(tmp_path, written_events(made, rows_of(3)), name="market"))
     assert pq.read_table(tmp_path / file.path)["source"].unique().to_pylist() == ["market"]
 
 
@@ -153,7 +132,7 @@ def test_a_failure_behind_a_file_leaves_none(tmp_path: Path) -> None:
     """GIVEN a file that was taken over WHEN what follows cannot be read THEN nothing is left of the batch."""
     made = tmp_path / "_copies"
     made.mkdir()
-    said = report(tmp_path, written(made, rows_of(3)), DiskFullError("full", hint="make room"))
+    said = report(tmp_path, written_events(made, rows_of(3)), DiskFullError("full", hint="make room"))
     assert said["error"] and not list(tmp_path.glob("*.parquet"))
     assert [path.name for path in made.iterdir()] == ["chunk"]
 
@@ -163,7 +142,7 @@ def test_rows_that_the_log_may_hold_are_looked_up(tmp_path: Path, monkeypatch: p
     made = tmp_path / "_copies"
     made.mkdir()
     monkeypatch.setattr("evermark.log.read.LogReader.ids_from", lambda *_: pa.array(["row 0", "row 2"]))
-    said = report(tmp_path, written(made, rows_of(4)), of=piece("a"))
+    said = report(tmp_path, written_events(made, rows_of(4)), of=piece("a"))
     assert said["duplicates"] == 2 and ids(tmp_path, files_of(said)) == [["row 1", "row 3"]]
 
 

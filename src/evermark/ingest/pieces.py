@@ -101,9 +101,10 @@ def _write(
         for each in files:
             storage_of(folder).delete(folder / each.path)
         raise
+    ready = sum(each.rows for each in files)
     files += [file] if file else []
     failpoint.hit("file.written")
-    report: dict[str, Any] = {"files": [vars(each) for each in files], "duplicates": fresh.dropped}
+    report: dict[str, Any] = {"files": [vars(each) for each in files], "duplicates": fresh.dropped, "ready": ready}
     return {**report, "controls": controls.count, "fresh": pa.Table.from_batches(writer.kept) if writer.kept else None}
 
 

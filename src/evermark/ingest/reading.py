@@ -264,8 +264,9 @@ class SourceReading:
                     self._at[taken.partition] = taken.end
                     self._batches[taken.partition] += bool(taken.files)
                 self._progress.alive()
-                count = sum(taken.rows for taken in gathered.taken)
-                if count:
+                # Rows of a copy say nothing of how much the source has to be asked for.
+                count = sum(taken.rows - taken.ready for taken in gathered.taken)
+                if any(taken.rows for taken in gathered.taken):
                     self.on_batch(self.runtime.monotonic() - written_at)
                 if any_set(self._ends):
                     self.rows_before = count

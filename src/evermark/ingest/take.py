@@ -38,6 +38,7 @@ class Taken(Append):
     """One batch as tasks left it: files written, nothing committed."""
 
     duplicates: int = 0
+    ready: int = 0  # how many of its rows stood in files that were ready before it was read
     controls: int | None = None  # how many of its events are control events; None: not counted
     fresh: pa.Table | None = field(default=None, compare=False, repr=False)  # its rows, if they are few and at hand
 

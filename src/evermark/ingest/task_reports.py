@@ -40,6 +40,10 @@ def gather(rows: Iterable[Mapping[str, Any]], epoch: int) -> Gathered:
 def _taken(partition: int, rows: list[Mapping[str, Any]], epoch: int) -> Taken:
     first = rows[0]
     files = tuple(LogFile(**file) for row in rows for file in row.get("files", ()))
-    duplicates, controls = (sum(int(row.get(name, 0)) for row in rows) for name in ("duplicates", "controls"))
+    duplicates, ready, controls = (
+        sum(int(row.get(name, 0)) for row in rows) for name in ("duplicates", "ready", "controls")
+    )
     fresh = first.get("fresh") if len(rows) == 1 else None
-    return Taken(partition, first["batch"], epoch, first["start"], first["end"], files, duplicates, controls, fresh)
+    return Taken(
+        partition, first["batch"], epoch, first["start"], first["end"], files, duplicates, ready, controls, fresh
+    )

@@ -16,6 +16,7 @@ from evermark import failpoint
 from evermark.checkpoints.stores import MemoryCheckpoints
 from evermark.errors import EvermarkError, GapError, UnreachableError
 from evermark.event import taken_batch
+from evermark.event_file import Rows
 from evermark.ingest import reading as reading_module
 from evermark.ingest.pieces import Piece, ReadFrom
 from evermark.ingest.reading import FeedChoice, ReadPlan, SourceReading, reads_beside, rest_s
@@ -26,6 +27,7 @@ from evermark.log.write import BatchWriter
 from evermark.progress import PATIENT_S, Progress
 from evermark.runtime import Threads, Wake
 from evermark.sources.base import Fed, Feed, Limit, Slice, Source
+from tests.unit.event_files import written_events
 
 
 def position(n: int) -> str:
@@ -68,10 +70,10 @@ class _Numbers:
     def __init__(self, feed: NumberFeed) -> None:
         self.feed = feed
 
-    def batches(self) -> Iterator[pa.RecordBatch]:
+    def batches(self) -> Iterator[Rows]:
         start, self.feed.at = self.feed.at, self.feed.source.counts[self.feed.partition]
         self.feed.source.during()
-        yield rows(self.feed.partition, start, self.feed.at)
+        yield self.feed.source.given(rows(self.feed.partition, start, self.feed.at))
 
     def end(self) -> str:
         return position(self.feed.at)
@@ -90,6 +92,7 @@ class Numbers(Source):
         self.fails: Exception | None = None
         self.per_batch = 1_000_000
         self.during: Callable[[], object] = lambda: None  # called while a batch is read, or sent
+        self.given: Callable[[pa.RecordBatch], Rows] = lambda some: some  # as a feed gives it
 
     def partitions(self) -> Sequence[int]:
         return range(len(self.counts))
@@ -215,6 +218,26 @@ def test_a_source_with_much_to_read_is_asked_until_it_is_level(tmp_path: Path, m
     assert read.ids() == [f"e0-{n}" for n in range(7)]
     assert source.asked >= 1
     assert all(feed.closed for feed in source.feeds)
+
+
+def test_rows_that_were_ready_are_no_backlog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """GIVEN a feed that brings many rows in a file that is ready WHEN they are taken THEN it is followed as before."""
+    monkeypatch.setattr(reading_module, "_ASK_ROWS", 5)
+    made = tmp_path / "_copies"
+    made.mkdir()
+    source = Numbers(50, sends=True)
+    source.given = lambda some: written_events(made, some, source="numbers")
+    read = Read(tmp_path, source)
+
+    def more() -> bool:
+        if read.rows() == 50:
+            source.given, source.counts[0] = (lambda some: some), 53
+        return read.rows() >= 53
+
+    assert read.run(50, more) == {}
+    assert sorted(read.ids()) == sorted(f"e0-{n}" for n in range(53))
+    assert (source.asked, len(source.feeds)) == (0, 1)
+    assert len(read.took_s) == len(read.taken)
 
 
 def test_reading_ends_at_once_though_nothing_comes(tmp_path: Path) -> None:
