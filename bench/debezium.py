@@ -65,7 +65,9 @@ def subscribe(dsn: str, name: str, table: str) -> None:
 Connector = Callable[[str, str], dict[str, str]]
 
 
-def postgres_connector(server: EmbeddedPostgres) -> Connector:
+def postgres_connector(server: EmbeddedPostgres, **more: str) -> Connector:
+    """`more`: settings whose names have `_` where Debezium's have a dot."""
+    chosen = {name.replace("_", "."): value for name, value in more.items()}
     where = conninfo_to_dict(server.tcp_dsn())
     return lambda name, table: {
         "connector.class": "io.debezium.connector.postgresql.PostgresConnector",
@@ -78,6 +80,7 @@ def postgres_connector(server: EmbeddedPostgres) -> Connector:
         "slot.name": name,
         "publication.name": name,
         "table.include.list": table,
+        **chosen,
     }
 
 
@@ -174,10 +177,10 @@ class Debezium:
 
     def _properties(self, name: str, table: str, poll_ms: int | None) -> dict[str, str]:
         chosen = {
+            "snapshot.mode": "no_data",
             **self._connector(name, table),
             "name": name,
             "topic.prefix": name,
-            "snapshot.mode": "no_data",
             "tombstones.on.delete": "false",
             "offset.storage": "org.apache.kafka.connect.storage.FileOffsetBackingStore",
             "offset.storage.file.filename": str(self.offsets(name)),
