@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow.parquet as pq
 import pytest
 
 from evermark import Log
@@ -18,6 +19,7 @@ from evermark.log.append import DeltaLog
 from evermark.log.base import Append
 from evermark.log.write import BatchWriter
 from evermark.spark import query as by_spark
+from tests.unit.event_files import written_events
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -115,3 +117,28 @@ def test_functions_of_spark_are_known_without_starting_it() -> None:
     """GIVEN a name THEN whether Spark SQL has it, so that a slip is not asked of Spark."""
     assert by_spark.knows_function("get_json_object") and by_spark.knows_function("From_JSON")
     assert not by_spark.knows_function("nothing_like_it")
+
+
+def test_a_file_that_was_filled_in_is_read_by_others(spark: SparkSession, tmp_path: Path) -> None:
+    """GIVEN rows of a copy that were taken over as they were written WHEN the log is asked by programs that are not
+    ours (delta-rs, and Spark's own reader of Parquet) THEN each gives what is in it, and finds it by its batch."""
+    rows = taken_batch(
+        {name: [f"{name} {n}" for n in range(200)] for name in ("event_id", "key", "stream", "op", "payload")}
+        | {"position": [""] * 200, "flags": [[]] * 200},
+        200,
+    )
+    log = DeltaLog(tmp_path / "shop")
+    file = BatchWriter(tmp_path / "shop", "shop", 0, 1).take_over(written_events(tmp_path, rows, rows))
+    log.commit(Append(0, 1, 1, "", "", (file,)))
+    wanted = pq.read_table(tmp_path / "shop" / file.path).sort_by("position")
+    columns = [name for name in wanted.schema.names if name != "flags"]
+    sql = f"select {', '.join(columns)} from shop where batch = 1 order by position"
+    _, found = local.query(tmp_path, sql, 1000)
+    mine = [[value.replace(tzinfo=UTC) if isinstance(value, datetime) else value for value in row] for row in found]
+    assert mine == [list(row.values()) for row in wanted.select(columns).to_pylist()]
+    theirs = spark.read.parquet(str(tmp_path / "shop" / file.path))
+    for name in columns:
+        values = [row[0] for row in theirs.where("batch = 1").orderBy("position").select(name).collect()]
+        told = [value.astimezone(UTC) if isinstance(value, datetime) else value for value in values]  # in local time
+        assert told == wanted[name].to_pylist(), name
+    assert theirs.where("batch = 2").count() == 0
