@@ -31,7 +31,18 @@ KEEPS_NO_BYTECODE = "PYTHONDONTWRITEBYTECODE"
 
 # The longest first. The tests of one part of faults share a deployment, so they stay together.
 PARTS: Mapping[str, Sequence[str]] = {
-    "contract-postgres": ("tests/contract/postgres",),
+    "contract-install": (
+        "tests/contract/postgres/test_connecting.py",
+        "tests/contract/postgres/test_doctor.py",
+        "tests/contract/postgres/test_install.py",
+        "tests/contract/postgres/test_install_command.py",
+        "tests/contract/postgres/test_names.py",
+        "tests/contract/postgres/test_outbox_upgrade.py",
+        "tests/contract/postgres/test_recover_command.py",
+        "tests/contract/postgres/test_repair.py",
+        "tests/contract/postgres/test_repair_tries.py",
+        "tests/contract/postgres/test_upkeep.py",
+    ),
     "spark": ("tests/spark",),
     "faults-readers": (
         "tests/faults/test_blocks.py",
@@ -39,6 +50,14 @@ PARTS: Mapping[str, Sequence[str]] = {
         "tests/faults/test_lost_slot.py",
         "tests/faults/test_mongo.py",
         "tests/faults/test_object_store.py",
+    ),
+    "contract-outbox": (
+        "tests/contract/postgres/test_boundaries.py",
+        "tests/contract/postgres/test_contract.py",
+        "tests/contract/postgres/test_key_changes.py",
+        "tests/contract/postgres/test_partitions.py",
+        "tests/contract/postgres/test_source.py",
+        "tests/contract/postgres/test_untaken.py",
     ),
     "contract-rest": (
         "tests/contract/blocknode",
@@ -53,6 +72,18 @@ PARTS: Mapping[str, Sequence[str]] = {
         "tests/faults/test_lost_tables_slot.py",
         "tests/faults/test_mongo_copy.py",
     ),
+    "contract-tables": (
+        "tests/contract/postgres/test_backfill_command.py",
+        "tests/contract/postgres/test_copy_out.py",
+        "tests/contract/postgres/test_feed.py",
+        "tests/contract/postgres/test_tables.py",
+        "tests/contract/postgres/test_tables_copy.py",
+        "tests/contract/postgres/test_tables_identity.py",
+        "tests/contract/postgres/test_tables_install.py",
+        "tests/contract/postgres/test_tables_random.py",
+        "tests/contract/postgres/test_tables_scan.py",
+        "tests/contract/postgres/test_tables_values.py",
+    ),
     "unit": ("tests/unit",),
     "faults-cluster": ("tests/faults/test_cluster.py",),
     "contract-stores": (
@@ -61,6 +92,7 @@ PARTS: Mapping[str, Sequence[str]] = {
         "tests/contract/replicas",
         "tests/contract/state",
     ),
+    "simulation": ("tests/simulation",),
     "faults-lanes": (
         "tests/faults/test_checkpoint_store.py",
         "tests/faults/test_exhausted.py",
@@ -90,7 +122,6 @@ PARTS: Mapping[str, Sequence[str]] = {
     ),
     "demo": ("tests/acceptance/test_demo.py",),
     "acceptance": ("tests/acceptance/test_api.py", "tests/acceptance/test_bad_input.py"),
-    "simulation": ("tests/simulation",),
     "faults-instances": ("tests/faults/test_instances.py",),
 }
 
