@@ -228,8 +228,11 @@ class ReplicaStore(Protocol):
         be used."""
         ...
 
-    def dump(self, table: str, folder: Path) -> tuple[Cut, Sequence[Path]]:
-        """All rows and versions of one moment as files in the folder. `NotNative`"""
+    def dump(
+        self, table: str, folder: Path, made: Callable[[Path], None] = lambda _: None
+    ) -> tuple[Cut, Sequence[Path]]:
+        """All rows and versions of one moment as files in the folder. `NotNative`. `made` is told of each as soon as it
+        is there, from threads that work side by side."""
         ...
 
     def take_dump(self, table: str, cut: Cut, files: Sequence[Path], now_ms: int) -> int:

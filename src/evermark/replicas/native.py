@@ -74,9 +74,12 @@ def is_possible(spec: Table, columns: Sequence[tuple[str, int]]) -> bool:
 
 
 @contextmanager
-def dumping(path: Path, folder: Path, table: str, form: Sequence[Sequence[Any]]) -> Iterator[Callable[[], list[Path]]]:
+def dumping(
+    path: Path, folder: Path, table: str, form: Sequence[Sequence[Any]], made: Callable[[Path], None]
+) -> Iterator[Callable[[], list[Path]]]:
     """Two connections that see the moment at which this is entered, while the caller keeps writers out; what is
-    returned dumps the tables side by side, when writers are let in again."""
+    returned dumps the tables side by side, when writers are let in again. `made` is told of each file at once, while
+    the other may still be growing."""
     files = [folder / f"{name}.db" for name in FILES]
     opened: list[sqlite3.Connection] = []
     try:
@@ -89,16 +92,17 @@ def dumping(path: Path, folder: Path, table: str, form: Sequence[Sequence[Any]])
             opened[-1].execute("begin")
             opened[-1].execute("select 1 from source.sqlite_master limit 1").fetchone()
 
-        def dump(connection: sqlite3.Connection, name: str) -> None:
-            for kind, made, sql in sorted(form, key=lambda each: each[0] != "table"):
-                if made == name or (kind == "index" and _indexed(connection, made) == name):
+        def dump(file: Path, connection: sqlite3.Connection, name: str) -> None:
+            for kind, what, sql in sorted(form, key=lambda each: each[0] != "table"):
+                if what == name or (kind == "index" and _indexed(connection, what) == name):
                     connection.execute(sql)
             connection.execute(f'insert into main."{name}" select * from source."{name}"')
             connection.execute("commit")
+            made(file)
 
         def all_dumped() -> list[Path]:
             with ThreadPoolExecutor(len(files)) as threads:
-                list(threads.map(dump, opened, names_of(table)))
+                list(threads.map(dump, files, opened, names_of(table)))
             return files
 
         yield all_dumped

@@ -99,17 +99,22 @@ class Snapshots:
         return cut, chunks, ()
 
     def _dumped(self, store: ReplicaStore, table: str, draft: Path) -> tuple[Cut, list[Chunk], tuple[int, ...]]:
-        cut, files = store.dump(table, draft)
-        chunks: list[Chunk] = []
-        counts = []
+        packed: dict[Path, list[Chunk]] = {}
         with ThreadPoolExecutor(_PACKERS) as threads:
-            for path in files:
-                starts = range(0, path.stat().st_size, self._piece_bytes)
-                names = [draft / _file(len(chunks) + at, is_native=True) for at in range(len(starts))]
-                chunks += threads.map(partial(_pack, path, self._piece_bytes), starts, names)
-                counts.append(len(starts))
-                path.unlink()
-        return cut, chunks, tuple(counts)
+
+            def pack(file: Path) -> None:
+                starts = range(0, file.stat().st_size, self._piece_bytes)
+                names = [_piece(file, at) for at in range(len(starts))]
+                packed[file] = list(threads.map(partial(_pack, file, self._piece_bytes), starts, names))
+                file.unlink()
+
+            cut, files = store.dump(table, draft, pack)
+        chunks: list[Chunk] = []
+        for file in files:  # a piece is called by its number, which nobody knew while other files were made
+            for at, chunk in enumerate(packed[file]):
+                _piece(file, at).rename(draft / _file(len(chunks), is_native=True))
+                chunks.append(chunk)
+        return cut, chunks, tuple(len(packed[file]) for file in files)
 
     def newest(self, table: str, *, is_native: bool = False) -> Manifest | None:
         found = [each for each in self.list() if each.table == table and bool(each.files) == is_native]
@@ -270,6 +275,10 @@ def _write(path: Path, data: bytes) -> None:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
+
+
+def _piece(file: Path, at: int) -> Path:
+    return file.with_name(f"{file.name}.{at}")
 
 
 def _pack(file: Path, size: int, start: int, name: Path) -> Chunk:

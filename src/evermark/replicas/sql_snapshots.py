@@ -74,7 +74,9 @@ class SqlSnapshots(SqlBase):
     def native_form(self, table: str) -> str | None:
         return None
 
-    def dump(self, table: str, folder: Path) -> tuple[Cut, Sequence[Path]]:
+    def dump(
+        self, table: str, folder: Path, made: Callable[[Path], None] = lambda _: None
+    ) -> tuple[Cut, Sequence[Path]]:
         raise NotNative(f"{table} is in a database without files", hint="its snapshot is made as columns")
 
     def take_dump(self, table: str, cut: Cut, files: Sequence[Path], now_ms: int) -> int:
@@ -182,6 +184,8 @@ class SqlSnapshots(SqlBase):
 
     def _rebase(self, spec: Table, unseen: Sequence[str], given_up: set[str], seen: Held, now_ms: int) -> None:
         """What others have not seen of the origins that were given up becomes new events, unless it was beaten."""
+        if not given_up:
+            return
         name, own = spec.name, self._meta("origin")
         for origin in given_up:
             last = seen.get(origin, NOTHING).contiguous

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import sqlite3
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -345,7 +346,9 @@ class SqliteStore(SqlStore):
             return None
         return native.digest_of(native.form_of(self.connection, table))
 
-    def dump(self, table: str, folder: Path) -> tuple[Cut, Sequence[Path]]:
+    def dump(
+        self, table: str, folder: Path, made: Callable[[Path], None] = lambda _: None
+    ) -> tuple[Cut, Sequence[Path]]:
         if self._path is None:
             raise native.NotNative(f"{table} is in no file", hint="its snapshot is made as columns")
         with ExitStack() as stack:
@@ -353,7 +356,7 @@ class SqliteStore(SqlStore):
             try:
                 cut = Cut(self.held(table), self.clocks()[table])
                 form = native.form_of(self.connection, table)
-                dumped = stack.enter_context(native.dumping(self._path, folder, table, form))
+                dumped = stack.enter_context(native.dumping(self._path, folder, table, form, made))
             finally:
                 self.connection.execute("rollback")
             return cut, dumped()
@@ -377,10 +380,17 @@ class SqliteStore(SqlStore):
                         checking.result()
                     raise _failure(error) from error
                 self._capture(spec)
+                self._begin_to_sync()
                 return checking.result()
 
             with self._checkpoint_beside():
                 return self._merge(table, cut, load, now_ms)
+
+    def _begin_to_sync(self) -> None:
+        """What was loaded is in the WAL, but not yet on the disk: the commit waits for what is not there until then,
+        and checks go on meanwhile."""
+        with suppress(OSError), open(f"{self._path}-wal", "rb") as wal:  # the commit tells
+            os.fsync(wal.fileno())
 
     @contextmanager
     def _checkpoint_beside(self) -> Iterator[None]:

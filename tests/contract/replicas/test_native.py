@@ -598,7 +598,7 @@ def test_r11_writers_go_on_while_files_are_made_and_are_in_them_whole_or_not_at_
     form = native.form_of(store.connection, "orders")
     folder = tmp_path / "dumped"
     folder.mkdir()
-    with native.dumping(tmp_path / "a.db", folder, "orders", form) as dumped:
+    with native.dumping(tmp_path / "a.db", folder, "orders", form, lambda _: None) as dumped:
         a.put(2, "later")
         files = dumped()
     assert native.check(store.tables()["orders"], files, 'cast(b."id" as text)') == 1
