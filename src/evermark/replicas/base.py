@@ -84,8 +84,8 @@ class ReplicaStore(Protocol):
         ...
 
     def renew_capture(self, table: str) -> bool:
-        """Make the triggers of a table anew if another version of this program made them; whether it did. Those that
-        are there go on capturing when it fails."""
+        """Make the triggers of a table anew, and indexes that it lacks, if another version of this program made them;
+        whether it did. Those that are there go on capturing when it fails."""
         ...
 
     def left_out(self, table: str) -> list[str]:

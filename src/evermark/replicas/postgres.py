@@ -48,6 +48,7 @@ drop table if exists "{t}_Staged"; -- of older programs
 _INDEXES = """
 create unique index if not exists "{t}_Events_origin" on "{t}_Events" (origin_node_id, origin_seq);
 create index if not exists "{t}_Events_time" on "{t}_Events" (timestamp, id);
+create index if not exists "{t}_Versions_deleted" on "{t}_Versions" (hlc) where is_deleted;
 """
 _KINDS = {
     "int2": Kind.INTEGER,

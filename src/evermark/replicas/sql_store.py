@@ -41,7 +41,6 @@ class SqlStore(SqlSnapshots):
             )
             self._script(self._table_schema.format(t=table))
             self._migrate_events(table)
-            self._script(self._indexes.format(t=table))
             if known is None:
                 self._set_meta(self._seq_key(table), 0)
                 self._set_meta(self._clock_key(table), 0)
@@ -52,11 +51,12 @@ class SqlStore(SqlSnapshots):
         return spec
 
     def _capture(self, spec: Table) -> None:
+        self._script(self._indexes.format(t=spec.name))
         self._script(self._triggers(spec))
         self._set_meta(f"capture::{spec.name}", self._capture_digest(spec))
 
     def _capture_digest(self, spec: Table) -> str:
-        return hashlib.sha256(self._triggers(spec).encode()).hexdigest()
+        return hashlib.sha256((self._indexes + self._triggers(spec)).encode()).hexdigest()
 
     def renew_capture(self, table: str) -> bool:
         spec = self._table(table)

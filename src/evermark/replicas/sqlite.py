@@ -30,6 +30,7 @@ from evermark.replicas.values import OURS, Kind, Table
 _BUSY_S = 30.0
 _CHECKPOINT_PAGES = 1000  # SQLite's own
 _BREAK_OFF_EVERY_S = 0.05
+_SCHEMA_ROWS = 20
 _PARAMETERS = 900  # of one statement
 _TRIGGERS = ("insert", "update", "delete", "moved")
 _SCHEMA = """
@@ -64,6 +65,7 @@ drop table if exists "{t}_Staged";  -- of older programs
 _INDEXES = """
 create unique index if not exists "{t}_Events_origin" on "{t}_Events" (origin_node_id, origin_seq);
 create index if not exists "{t}_Events_time" on "{t}_Events" (timestamp, id);
+create index if not exists "{t}_Versions_deleted" on "{t}_Versions" (hlc) where is_deleted;
 """
 _NOW = "(cast(strftime('%s', 'now') as integer) * 1000 + cast(substr(strftime('%f', 'now'), 4) as integer))"
 # In the order of time (version 7): random ones would each be a page of a large table's index to read and to write.
@@ -374,7 +376,8 @@ class SqliteStore(SqlStore):
                 for trigger in _TRIGGERS:  # they would let SQLite go row by row; they are back before anybody sees it
                     self._run(f'drop trigger if exists "{table}_replica_{trigger}"')
                 try:
-                    loading.run(partial(native.load, self.connection, spec, schemas))
+                    with self._kept_in_memory(table):
+                        loading.run(partial(native.load, self.connection, spec, schemas))
                 except sqlite3.Error as error:
                     if loading.is_broken_off:
                         checking.result()
@@ -385,6 +388,23 @@ class SqliteStore(SqlStore):
 
             with self._checkpoint_beside():
                 return self._merge(table, cut, load, now_ms)
+
+    @contextmanager
+    def _kept_in_memory(self, table: str) -> Iterator[None]:
+        """Pages that a transaction has changed, and changes again when it ends, stay in memory while it writes many
+        others. They would be the first to go to the WAL, as they are the oldest; and when a page is there already,
+        the commit computes all checksums behind it anew, one by one, which are all of the table's. A page on which a
+        statement stands stays."""
+        ends = self._all("select rowid from sqlite_master order by rowid desc limit ?", [_SCHEMA_ROWS])
+        keys = ("applying", f"capture::{table}", self._clock_key(table))
+        kept = [("sqlite_master where rowid", rowid) for (rowid,) in ends]  # triggers come last
+        kept += [("replication_meta where key", key) for key in keys]
+        standing = [self.connection.execute(f"select 1 from {where} = ?", [each]) for where, each in kept]
+        try:
+            yield
+        finally:
+            for cursor in standing:
+                cursor.close()
 
     def _begin_to_sync(self) -> None:
         """What was loaded is in the WAL, but not yet on the disk: the commit waits for what is not there until then,

@@ -150,9 +150,12 @@ def _rows(change: str) -> str:
     return _rebuilt("orders", columns, "; create index by_what on orders (what)", change)
 
 
+_OF_DELETED = 'create index "orders_Versions_deleted" on "orders_Versions" (hlc) where is_deleted'
+
+
 def _versions(change: str) -> str:
     columns = "record_id text primary key, hlc not null, origin_node_id, origin_seq not null, is_deleted not null"
-    return _rebuilt('"orders_Versions"', columns, " without rowid", change)
+    return _rebuilt('"orders_Versions"', columns, f" without rowid; {_OF_DELETED}", change)
 
 
 _ROW_TWICE = """
@@ -161,10 +164,11 @@ create table orders (id bigint, what text, amount double precision, ok boolean, 
 insert into orders select * from other; update orders set id = 1; drop table other;
 create index by_what on orders (what);
 """
-_VERSION_TWICE = """
+_VERSION_TWICE = f"""
 create table other as select * from "orders_Versions"; drop table "orders_Versions";
 create table "orders_Versions" (record_id text, hlc integer not null, origin_node_id text not null,
   origin_seq integer not null, is_deleted boolean not null, primary key (record_id, hlc)) without rowid;
+{_OF_DELETED};
 insert into "orders_Versions" select * from other where record_id <> '2';
 insert into "orders_Versions" select record_id, hlc + 1, origin_node_id, origin_seq, 0 from other where record_id = '1';
 drop table other;

@@ -35,7 +35,8 @@ def _image(path: Path) -> str:
 
 
 def test_triggers_of_an_older_program_are_renewed_when_a_node_starts(tmp_path: Path) -> None:
-    """GIVEN triggers that cut a real to 15 digits, WHEN the node starts THEN they are renewed, and all digits kept."""
+    """GIVEN triggers that cut a real to 15 digits, and an index that was not made then, WHEN the node starts THEN they
+    are renewed, all digits kept, and the index is there."""
     path, folder = tmp_path / "shop.db", ReplicaFolder(tmp_path / "north")
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("create table orders (id integer primary key, at datetime)")
@@ -48,6 +49,7 @@ def test_triggers_of_an_older_program_are_renewed_when_a_node_starts(tmp_path: P
                 connection.execute(f'drop trigger "{name}"')
                 connection.execute(sql[:start] + 'cast(new."at" as text)' + sql[end + 4 :])
         connection.execute("delete from replication_meta where key like 'capture::%'")
+        connection.execute('drop index "orders_Versions_deleted"')
         connection.commit()
     assert repr(_AT) not in _image(path), "these are the old ones"
     ReplicaNode(folder).claimed().store.close()
@@ -57,6 +59,9 @@ def test_triggers_of_an_older_program_are_renewed_when_a_node_starts(tmp_path: P
     service.stop()
     image = _image(path)
     assert float(image.partition('"at":"')[2].partition('"')[0]) == _AT
+    with closing(sqlite3.connect(path)) as connection:
+        asked = "select 1 from sqlite_master where name = 'orders_Versions_deleted'"
+        assert connection.execute(asked).fetchone() == (1,)
     again = ReplicaNode(folder).open()
     assert not again.store.renew_capture("orders"), "once is enough"
     again.store.close()
