@@ -31,7 +31,7 @@ def test_every_node_ends_with_the_same_rows(capsys: pytest.CaptureFixture[str]) 
 
 def test_seeds_come_upon_what_they_are_for() -> None:
     """GIVEN two seeds of full lives THEN every fault and every way back has happened in them."""
-    met = once(2).met + once(3).met
+    met = once(2).met + once(4).met
     wanted = ("restored", "snapshot", "quarantined", "evicted", "isolated", "Crash", "UnreachableError", "rollback")
     collected = ("events collected", "tombstones collected")
     assert not [what for what in (*wanted, *collected, "stepped", "relinked", "push") if not met[what]], met
