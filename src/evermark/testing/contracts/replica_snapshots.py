@@ -16,6 +16,7 @@ from evermark.errors import (
 from evermark.replicas.base import Cut
 from evermark.replicas.columns import live_rows
 from evermark.replicas.diff import differences
+from evermark.replicas.exchange import Evicted
 from evermark.replicas.local_node import Limits
 from evermark.replicas.paging import SnapshotRequired
 from evermark.replicas.ranges import Ranges
@@ -102,6 +103,16 @@ class ReplicaSnapshotsContract(ReplicaContract):
         assert a.rows() == b.rows() == c.rows() == []
         assert a.replica.upkeep.collect()["orders"].tombstones == 1
 
+    def test_r9_a_tombstone_stays_as_long_as_the_event_of_the_delete(self, node: ReplicaNode) -> None:
+        """GIVEN a delete below which nothing can arrive any more, whose event a member lacks WHEN collecting THEN the
+        tombstone stays until the event goes."""
+        node.put(1, "x")
+        node.sql("delete from orders where id = 1")
+        own, reading = node.store.identity()[0], node.store.clocks()["orders"]
+        for floor, expected in ((1, (1, 0)), (2, (1, 1))):
+            done = node.store.collect("orders", {own: floor}, reading, node.now_ms() + 1000, 10)
+            assert (done.events, done.tombstones) == expected
+
     def test_r9_a_silent_member_is_evicted_and_comes_back_by_a_snapshot(self, make: Make) -> None:
         """GIVEN a member that was silent for longer than the limit, with a change nobody has WHEN the others evict it
         and collect THEN it comes back under a new origin, by a snapshot, and its change is everywhere."""
@@ -132,6 +143,24 @@ class ReplicaSnapshotsContract(ReplicaContract):
             here.meet(there)
         assert a.rows() == b.rows() == c.rows()
         assert [row[1] for row in a.rows()] == ["stays", "only c has it"]
+
+    def test_r9_a_node_that_was_evicted_is_given_nothing_and_nothing_is_taken_from_it(self, make: Make) -> None:
+        """GIVEN a node that another has evicted WHEN it asks for events or pushes some under its old origin, without a
+        hello THEN it is told so: what the others hold of it is final."""
+        a, b = make("a"), make("b")
+        for node in (a, b):
+            node.install()
+        b.meet(a)
+        b.put(1, "late")
+        a.replica.upkeep.evict(["b"])
+        origin = b.store.identity()[0]
+        for ask in (
+            lambda: a.replica.answers.pull("b", "orders", origin, {}, 10),
+            lambda: a.replica.answers.push("b", "orders", origin, b.events()),
+        ):
+            with pytest.raises(Evicted):
+                ask()
+        assert a.rows() == []
 
     def test_r10_a_request_below_the_floor_needs_a_snapshot(self, make: Make) -> None:
         """GIVEN events that were collected WHEN asked for them THEN the answer is `snapshot required`, never a later
@@ -311,6 +340,26 @@ class ReplicaSnapshotsContract(ReplicaContract):
         rows = live_rows(node.store.tables()["orders"], [(5, other, 1, 9, "new", None, None, None)], "a test")
         node.store.merge("orders", Cut({own: Ranges.of([1]), other: Ranges.of([1])}, 5), lambda: iter([rows]), 0)
         assert [each[0] for each in node.rows()] == ["2", "9"]
+
+    @pytest.mark.parametrize(
+        ("origin", "seq", "is_taken"),
+        [
+            ("m.000000000001bbbbbbbb", 1, True),
+            ("m.000000000001aaaaaaaa", 6, True),
+            ("m.000000000001aaaaaaaa", 4, False),
+            ("l.000000000001aaaaaaaa", 9, False),
+        ],
+        ids=["a later origin", "a later number", "an earlier number", "an earlier origin"],
+    )
+    def test_r7_a_merge_decides_between_equal_clocks_as_events_do(
+        self, node: ReplicaNode, origin: str, seq: int, is_taken: bool
+    ) -> None:
+        """GIVEN a row with number 5 of an origin, and a snapshot with the row under the same reading of the clock THEN
+        origin and number decide which of the two stays."""
+        node.store.ingest("orders", [event_by("m.000000000001aaaaaaaa", 5, 1, "here", 70)], node.now_ms(), 1000)
+        found = live_rows(node.store.tables()["orders"], [(70, origin, seq, 1, "there", None, None, None)], "a test")
+        node.store.merge("orders", Cut({origin: Ranges.of([seq])}, 70), lambda: iter([found]), 0)
+        assert [each[1] for each in node.rows()] == ["there" if is_taken else "here"]
 
     def test_r12_a_peer_speaks_in_its_own_name_alone(self, make: Make) -> None:
         """GIVEN a peer that was let in by its key WHEN it says or asks something as another node THEN it is refused."""
