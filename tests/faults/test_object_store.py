@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,8 +12,10 @@ import psycopg
 import pytest
 
 from evermark.storage import Place, access
+from evermark.testing.lost_slot import SLOT, slot_is_dropped
 from evermark.testing.objects import ACCESS_KEY, SECRET_KEY, Fault, FaultyProxy, S3Server
-from evermark.testing.pipeline import Scene, Writer, died_by_itself
+from evermark.testing.pipeline import Writer, died_by_itself
+from evermark.testing.replays import ReplayScene
 from evermark.testing.until import until
 
 
@@ -32,9 +35,10 @@ def test_a_log_in_a_bucket_survives_a_kill_and_a_store_that_fails(
     tmp_path: Path, pg_dsn: str, s3: S3Server, s3_place: Place, proxy: FaultyProxy
 ) -> None:
     """GIVEN a running shop whose log is in S3 WHEN the instance is killed between a commit and its head, and later the
-    store refuses everything, and loses answers to commits THEN every order is in the log and at every receiver once;
-    the command line reads the log there; and no credential is in any file."""
-    with Scene(
+    store refuses everything, and loses answers to commits, and its slot is dropped THEN every order is in the log and
+    at every receiver once; a replay of all of them reaches every receiver once more; the command line reads the log
+    there; and no credential is in any file."""
+    with ReplayScene(
         tmp_path, pg_dsn, {"one": None, "picky": None}, picky="where: 'data.total > 0 and key is not null'"
     ) as scene:
         scene.log_root = s3_place
@@ -57,9 +61,19 @@ def test_a_log_in_a_bucket_survives_a_kill_and_a_store_that_fails(
 
         proxy.choose = lose_first
         scene.wait_delivered(scene.delivered("one") + 40)
+        with psycopg.connect(pg_dsn, autocommit=True) as conn:
+            until(lambda: slot_is_dropped(conn, SLOT), "the slot is dropped")
+        until(lambda: instance.said("the gap is closed"), "the gap is closed")
         writer.finish()
         scene.check_complete()
         assert lost, "or nothing was lost on the way"
+        everything = scene.events_between("2000-01-01", "2100-01-01")
+        scene.ask_by_sql("2000-01-01", "2100-01-01")
+        scene.wait_cleared()
+        (replay,) = scene.replays()
+        assert replay["state"] == "done"
+        for name in scene.handled:
+            assert scene.replayed[name][replay["id"]] == Counter(everything), name
         ran = scene.run("log", "query", "select count(distinct event_id) as n from shop where op = 'insert'", "--json")
         with psycopg.connect(pg_dsn) as conn:
             (orders,) = conn.execute("select count(*) from public.orders").fetchone() or (0,)

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 
 from evermark.event import Op
 from evermark.log.read import LogReader
+from evermark.storage import readable
 from evermark.testing.listener import Failing, Record
 from evermark.testing.pipeline import PATIENCE_S, Scene
 from evermark.testing.until import until
@@ -50,8 +51,8 @@ class ReplayScene(Scene):
     def logged(self) -> list[str]:
         """Control events are in the log, and count for nobody."""
         found: list[str] = []
-        for file in LogReader(self.folder / "data" / "log" / "shop").files():
-            rows = pq.read_table(file.path, columns=["event_id", "op"])
+        for file in LogReader(self.log_root / self.source).files():
+            rows = pq.read_table(readable(file.path), columns=["event_id", "op"])
             found += [i for i, op in zip(*rows.to_pydict().values(), strict=True) if op != Op.CONTROL]
         return found
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from datetime import UTC, datetime
-from types import SimpleNamespace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,7 +15,6 @@ from evermark.delivery.base import Cursor, SourcePartition, SubscriptionSpec
 from evermark.delivery.replay.plan import ReplayWork
 from evermark.delivery.replay.timeslice import Mark, TimeSlice
 from evermark.delivery.work import Span
-from evermark.event import EVENT
 from evermark.log.append import DeltaLog
 from evermark.log.read import LogReader
 from evermark.log.row_reader import RowReader
@@ -27,7 +27,7 @@ from pyspark_evermark.source import DefaultSource
 from tests.contract.log.log_scene import expected, fill
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 WANTED = SubscriptionSpec("one", "http://127.0.0.1:1/", where="cast(key as int) >= 1 and data.x is null")
 
@@ -70,11 +70,43 @@ def test_rows_that_a_predicate_wants_are_found_with_their_places(spark: SparkSes
     ]
 
 
-def test_the_public_format_reads_the_store(store: Place) -> None:
-    """GIVEN the url of a log WHEN the format plans and reads its parts THEN every event comes once."""
-    reader = DefaultSource({"log": str(store), "source": "shop"}).reader(SimpleNamespace(names=EVENT.names))
-    batches = [batch for part in reader.partitions() for batch in reader.read(part)]
-    assert sorted(i for batch in batches for i in batch.column("event_id").to_pylist()) == sorted(expected(3, rows=3))
+class InTheStore(DefaultSource):
+    """The format, registered by hand: its processes have the environment of a session that knows the bucket."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "evermark_in_the_store"
+
+
+def test_the_public_format_reads_the_store(spark: SparkSession, store: Place, tmp_path: Path) -> None:
+    """GIVEN the url of a log WHEN Spark reads all of it, a part of it, and follows it as a stream that is started twice
+    THEN every event that is asked for comes once."""
+    spark.dataSource.register(InTheStore)
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+    try:
+        frame = spark.read.format(InTheStore.name()).load(str(store))
+        assert frame.count() == 9
+        rows = frame.where("batch in (2, 3) and stream = 'public.orders'").select("event_id").collect()
+        assert Counter(row["event_id"] for row in rows) == expected(3, rows=3) - expected(1, rows=3)
+    finally:
+        spark.conf.unset("spark.sql.python.filterPushdown.enabled")
+    got: Counter[str] = Counter()
+
+    def keep(part: DataFrame, _: int) -> None:
+        got.update(row["event_id"] for row in part.collect())
+
+    def follow() -> None:
+        stream = spark.readStream.format(InTheStore.name()).option("maxBatchesPerTrigger", 2).load(str(store))
+        begun = stream.writeStream.option("checkpointLocation", str(tmp_path)).trigger(availableNow=True)
+        begun.foreachBatch(
+            lambda part, _: got.update(row["event_id"] for row in part.collect())
+        ).start().awaitTermination()
+
+    follow()
+    assert got == expected(3, rows=3)
+    fill(DeltaLog(store / "shop"), 5, first=4, rows=3)
+    follow()
+    assert got == expected(5, rows=3)
 
 
 def _ids(paths: tuple[str, ...], codes: object, numbers: object) -> list[str]:
