@@ -16,11 +16,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 from pyarrow.fs import LocalFileSystem
 from pyspark.sql.datasource import (
@@ -44,6 +42,9 @@ from evermark.log.frames import schema_text
 from evermark.log.read import LogReader, moment_of, sources_at
 from evermark.storage import place_of, readable
 from pyspark_evermark.conditions import Comparison, Condition, expression, is_usable, may_hold, packed
+
+if TYPE_CHECKING:
+    import pyarrow.compute as pc
 
 _OPTIONS = ("log", "source", "stream", "columns", "since", "until", "startingBatch", "maxBatchesPerTrigger")
 _CHUNK_ROWS = 10_000
@@ -196,6 +197,9 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802
         tails = self._available if self._available is not None else self._tails()
+        # A partition of which retention left nothing: what it had after `start` is missed now, not with its next event.
+        there = _sources(self._options)
+        tails |= {p: self._tail(p) for p in start if p not in tails and p.rpartition("/")[0] in there}
         begins: dict[str, int] | None = None
         end = dict(start)
         for place, tail in tails.items():
@@ -233,10 +237,11 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return _rows(partition)
 
     def _tails(self) -> dict[str, int]:
-        return {
-            place: self._reader(place.rpartition("/")[0]).tail_batch(int(place.rpartition("/")[2]))
-            for place in self._begins()
-        }
+        return {place: self._tail(place) for place in self._begins()}
+
+    def _tail(self, place: str) -> int:
+        source, _, partition = place.rpartition("/")
+        return self._reader(source).tail_batch(int(partition))
 
     def _begins(self) -> dict[str, int]:
         """Per place, the batch before the first one that is still there."""
@@ -274,13 +279,16 @@ def _all_rows(path: str, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
     """By the reader of Parquet: a scanner takes half as long again, of one column three times as long."""
     wanted = pa.schema([EVENT.field(name) for name in columns])
     with pq.ParquetFile(readable(path)) as file:
-        there = [name for name in columns if name in file.schema_arrow.names]
+        known = file.schema_arrow.names  # asked once: each time Parquet's schema is turned into Arrow's
+        there = [name for name in columns if name in known]
         for batch in file.iter_batches(_CHUNK_ROWS, columns=there, use_threads=False):
             rows = with_all_columns(batch, wanted)
             yield rows if rows.schema.types == wanted.types else rows.cast(wanted)
 
 
 def _some_rows(path: str, wanted: _Files, condition: pc.Expression) -> Iterator[pa.RecordBatch]:
+    import pyarrow.dataset as ds  # here: it loads pandas
+
     file = readable(path)
     scanner = ds.Scanner.from_fragment(
         ds.ParquetFileFormat().make_fragment(file, LocalFileSystem() if isinstance(file, str) else None),

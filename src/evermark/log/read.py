@@ -10,7 +10,7 @@ import json
 import threading
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, fields
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -51,6 +51,7 @@ class FileRange:
 # Delta's flattened statistics call `batch_min` min.batch; these fields they call otherwise.
 _STATISTICS = {"path": "path", "rows": "num_records", "size": "size_bytes", "timeless": "null_count.event_time"}
 _PIECE_ROWS = 65_536
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class LogReader:
@@ -213,7 +214,8 @@ class LogReader:
 
 def files_at(folder: Place, table: deltalake.DeltaTable) -> list[FileRange]:
     """Every file of the snapshot a handle is at."""
-    actions = pa.table(table.get_add_actions(flatten=True))
+    # Not `pa.table`, which loads pandas to see whether it is given one of its frames.
+    actions = pa.RecordBatchReader.from_stream(table.get_add_actions(flatten=True)).read_all()
 
     def values(field: str) -> Any:
         column, _, end = field.rpartition("_")
@@ -221,10 +223,16 @@ def files_at(folder: Place, table: deltalake.DeltaTable) -> list[FileRange]:
         if name not in actions.column_names:
             return [None] * actions.num_rows
         found = actions[name]
-        return (found.cast(TIMESTAMP) if pa.types.is_timestamp(found.type) else found).to_pylist()
+        return _moments(found) if pa.types.is_timestamp(found.type) else found.to_pylist()
 
     rows = zip(*(values(field.name) for field in fields(FileRange)), strict=True)
     return [FileRange(str(folder / path), *rest) for path, *rest in rows]
+
+
+def _moments(column: pa.ChunkedArray) -> list[datetime | None]:
+    """By hand: for a list of times Arrow loads pandas, which takes a reader of a few files most of its time."""
+    numbers = column.cast(TIMESTAMP).cast(pa.int64()).to_pylist()
+    return [_EPOCH + timedelta(microseconds=us) if us is not None else None for us in numbers]
 
 
 def added_file(folder: Place, add: Mapping[str, Any]) -> FileRange | None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from datetime import timedelta
@@ -12,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from evermark import Log
+from evermark import Log, event_file
 from evermark.event import ADDED_SINCE, EVENT
 from evermark.log import write
 from evermark.log.append import DeltaLog
@@ -75,11 +77,25 @@ def test_spark_finds_the_format_by_itself(spark: SparkSession, log: DeltaLog) ->
     assert row["event_time"].microsecond == 123_456
 
 
+def test_all_events_are_planned_and_read_without_pandas(log: DeltaLog) -> None:
+    """GIVEN a worker that has just begun WHEN it plans and reads a log whole THEN it has not loaded pandas for it: that
+    takes longer than a small log."""
+    code = (
+        "import sys; from types import SimpleNamespace as Schema; from evermark.event import EVENT\n"
+        "from pyspark_evermark import DefaultSource\n"
+        f"reader = DefaultSource({{'log': '{log.folder.parent}'}}).reader(Schema(names=EVENT.names))\n"
+        "print(sum(len(rows) for part in reader.partitions() for rows in reader.read(part)), 'pandas' in sys.modules)"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout.split() == ["10", "False"]
+
+
 def test_files_from_before_a_column_was_added_have_nulls_in_it(
     spark: SparkSession, log: DeltaLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the format, and by `evermark.Log`, beside files that have it."""
-    monkeypatch.setattr(write, "EVENT", pa.schema([field for field in EVENT if field.name not in ADDED_SINCE]))
+    for module in (write, event_file):
+        monkeypatch.setattr(module, "EVENT", pa.schema([field for field in EVENT if field.name not in ADDED_SINCE]))
     fill(log, 6, first=6)
     path = log.folder.parent
     for frame in (spark.read.format("evermark").load(str(path)), Log(path).read(spark)):
@@ -177,6 +193,16 @@ def test_a_stream_that_retention_passed_says_what_is_missing(log: DeltaLog, stre
     fresh = Stream(stream._spark, log.folder.parent, log.folder.parent.parent / "fresh")
     fresh.run()
     assert fresh.got == expected(9, rows=2) - expected(7, rows=2)
+
+
+def test_a_stream_of_which_retention_left_nothing_says_so_before_the_next_event(log: DeltaLog, stream: Stream) -> None:
+    """GIVEN batches that a stream has not read WHEN retention removes all there is THEN the next start names them."""
+    stream.run()
+    fill(log, 7, first=6, rows=2)
+    later = Maintenance(log.folder, timedelta(days=1), clock=lambda: 4_000_000_000.0)
+    assert later.run(lambda: {0: 7}).retained_out_rows == 14
+    with pytest.raises(Exception, match="batches 6 to 7 of shop/0 are no longer in the log"):
+        stream.run()
 
 
 def tasks_of(frame: Any) -> int:
