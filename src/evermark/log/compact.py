@@ -22,6 +22,9 @@ from evermark.storage import Place, readable, trouble_is_said
 
 # This many files of level 0, 1, 2, 3 are merged into one of the next level.
 FAN_IN = (32, 16, 16, 16)
+# A batch's own file of so many rows takes much longer to be read than to be opened, and to be rewritten: it waits for
+# more of its like. A copy of a table, or a backlog, is many of them at once.
+LARGE_ROWS, LARGE_FAN_IN = 50_000, 128
 # A file of the first size is read well enough as it is; no merged file grows far beyond the second.
 SIZE_ENOUGH = 32 * 1024 * 1024
 SIZE_MAX = 128 * 1024 * 1024
@@ -39,14 +42,15 @@ def level_of(path: str) -> int:
 
 def groups_to_merge(files: Iterable[FileRange]) -> list[list[FileRange]]:
     """Files to be merged into one each, in log order. Lower levels first, so that a round may end early."""
-    by_place: dict[tuple[int, int], list[FileRange]] = {}
+    by_place: dict[tuple[int, bool, int], list[FileRange]] = {}
     for file in files:
         level = level_of(file.path)
         if level < len(FAN_IN) and file.size < SIZE_ENOUGH and file.partition_min == file.partition_max:
-            by_place.setdefault((level, file.partition_min), []).append(file)
+            is_large = level == 0 and file.rows >= LARGE_ROWS
+            by_place.setdefault((level, is_large, file.partition_min), []).append(file)
     groups: list[list[FileRange]] = []
-    for (level, _), mine in sorted(by_place.items()):
-        if len(mine) >= FAN_IN[level]:
+    for (level, is_large, _), mine in sorted(by_place.items()):
+        if len(mine) >= (LARGE_FAN_IN if is_large else FAN_IN[level]):
             groups += _cut(sorted(mine, key=lambda f: (f.batch_min, f.position_min or "")))
     return groups
 

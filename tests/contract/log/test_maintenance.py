@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -105,6 +106,19 @@ def test_partitions_and_levels_are_never_mixed() -> None:
     ]
     assert all([f.batch_min for f in g] == sorted(f.batch_min for f in g) for g in groups)
     assert groups_to_merge(files[:10]) == []
+
+
+def test_files_with_many_rows_wait_for_more_of_their_like() -> None:
+    """GIVEN batches with many rows, as of a copy, between others WHEN there are some dozens THEN only the others are
+    merged; WHEN there are many THEN these are, too, apart."""
+    large = [replace(file_range(0, 3 * n), rows=compact.LARGE_ROWS) for n in range(compact.LARGE_FAN_IN)]
+    small = [replace(file_range(0, 3 * n + 1), rows=compact.LARGE_ROWS - 1) for n in range(FAN_IN[0])]
+    assert groups_to_merge(large[:-1]) == []
+    assert groups_to_merge([*large[:-1], *small]) == [small]
+    assert groups_to_merge([*small[:-1], *large]) == [large]
+    assert groups_to_merge([*small, *large]) == [small, large]
+    merged = [file_range(0, n, level=1) for n in range(FAN_IN[1])]
+    assert groups_to_merge([replace(file, rows=compact.LARGE_ROWS) for file in merged]) != []
 
 
 def test_merged_files_stay_within_bounds() -> None:
