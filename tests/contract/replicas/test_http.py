@@ -17,7 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 from evermark.cli.main import app
-from evermark.errors import ConfigError, DeniedError, UnreachableError
+from evermark.errors import ConfigError, DeniedError, FormatError, UnreachableError
 from evermark.replicas.auth import new_key
 from evermark.replicas.exchange import Peer
 from evermark.replicas.meetings import Meetings, Synced
@@ -151,6 +151,19 @@ def test_r10_a_node_whose_events_were_deleted_by_hand_is_repaired_by_the_command
     assert scene.rows("lite") == scene.rows("pg") and len(scene.rows("pg")) == 3
     assert "no event is missing" in run("gc", "--as-collected", "orders", *pg)[2]
     assert "is not replicated" in run("gc", "--as-collected", "other", *pg)[2]
+
+
+def test_r8_an_answer_that_is_too_long_is_not_read_and_the_next_one_is(scene: Scene) -> None:
+    """GIVEN an answer of more bytes than it may have THEN it is an error, and what is asked next is answered."""
+    scene.serve("pg")
+    node = ReplicaNode(scene.folders["lite"])
+    replica = node.claimed()
+    peer = node.peer("pg", replica)
+    with pytest.raises(FormatError, match="more than 10 bytes"):
+        peer._ask("standing", b"{}", bytes_max=10)
+    assert set(peer.standing().floors) == {"orders"}
+    peer.close()
+    replica.store.close()
 
 
 def test_r11_a_late_peer_takes_a_snapshot_over_http(scene: Scene) -> None:

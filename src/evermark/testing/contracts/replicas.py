@@ -14,13 +14,13 @@ from evermark.errors import (
     NotFoundError,
     SetupError,
 )
-from evermark.replicas import clock
+from evermark.replicas import clock, stored_events
 from evermark.replicas.diff import differences
 from evermark.replicas.event import Event, Operation, Version
 from evermark.replicas.exchange import PROTOCOL_BY_TIME
 from evermark.replicas.members import Said
 from evermark.replicas.paging import Stretch
-from evermark.replicas.ranges import Ranges
+from evermark.replicas.ranges import Ranges, union
 from evermark.replicas.sqlite import SqliteStore
 from evermark.replicas.values import VALUE_CHARS_MAX
 from evermark.testing.contracts.replica_scene import (
@@ -173,9 +173,31 @@ class ReplicaStoreContract(ReplicaSnapshotsContract, ReplicaValuesContract):
         page = a.replica.answers.pull("b", "orders", b.store.identity()[0], held, 50)
         assert [event.version.seq for event in page.events] == list(range(21, 71)) and page.coverage.more
         assert page.coverage.covered == {a.store.identity()[0]: Ranges(((21, 70),))}
+        much = a.replica.answers.pull("b", "orders", b.store.identity()[0], held, 10_000)
+        assert len(much.events) == 50, "the answerer has a limit of its own"
         found = b.meet(a)
         assert (found.taken, found.duplicates) == (100, 0)
         assert b.meet(a).taken == 0
+
+    def test_r5_a_page_has_so_many_bytes_at_most_or_one_event(
+        self, make: Make, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """GIVEN rows of 400 bytes, one that is longer than a page may be, and pages of 2 000 bytes THEN a page has
+        three of the former, or the long one alone, says what it covers, and all rows come."""
+        monkeypatch.setattr(stored_events, "_PAGE_CHARS", 2000)
+        a, b = make("a"), make("b")
+        for node in (a, b):
+            node.install()
+        b.meet(a)
+        for key in range(8):
+            a.put(key, "x" * (5000 if key == 3 else 400))
+        asked = ("b", "orders", b.store.identity()[0])
+        sizes, held = [], b.store.held("orders")
+        while (page := a.replica.answers.pull(*asked, held, 50)).events:
+            sizes.append(len(page.events))
+            held = union(held, page.coverage.covered)
+        assert sizes == [3, 1, 3, 1]
+        assert b.meet(a).taken == 8 and b.rows() == a.rows()
 
     def test_r5_what_the_answerer_lacks_itself_is_said(self, node: ReplicaNode) -> None:
         """GIVEN a node that misses events WHEN asked THEN "I lack these" is told apart from "there are none"."""
