@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import uuid
+from collections.abc import Sequence
 
 import pytest
 
@@ -18,9 +19,10 @@ from evermark.replicas import clock, stored_events
 from evermark.replicas.diff import differences
 from evermark.replicas.event import Event, Operation, Version
 from evermark.replicas.exchange import PROTOCOL_BY_TIME
+from evermark.replicas.local_node import DAY_MS
 from evermark.replicas.members import Said
 from evermark.replicas.paging import Stretch
-from evermark.replicas.ranges import Ranges, union
+from evermark.replicas.ranges import Held, Ranges, union
 from evermark.replicas.sqlite import SqliteStore
 from evermark.replicas.values import VALUE_CHARS_MAX
 from evermark.testing.contracts.replica_scene import (
@@ -104,6 +106,36 @@ class ReplicaStoreContract(ReplicaSnapshotsContract, ReplicaValuesContract):
         monkeypatch.setattr(node.store, "said", late)
         held = node.replica.greetings.hello().said.held["orders"][node.store.identity()[0]]
         assert node.store.noted("orders") >= held.highest > 0
+
+    @pytest.mark.parametrize("way", ["pull", "pull_since", "snapshot", "push"])
+    def test_r2_a_token_is_left_before_a_number_is_told(self, make: Make, way: str) -> None:
+        """GIVEN a change that was made after the last hello WHEN a peer hears of it in any way THEN its number was
+        noted with a token before."""
+        a, b = make("a"), make("b")
+        for node in (a, b):
+            node.install()
+        b.meet(a)
+        a.meet(b)
+        a.put(1, "x")
+        assert a.store.noted("orders") == 0
+        asked = ("b", "orders", b.store.identity()[0])
+        noted = []
+
+        class Told(Direct):
+            def push(self, table: str, origin: str, events: Sequence[Event]) -> Held:
+                noted.append(a.store.noted("orders"))
+                return super().push(table, origin, events)
+
+        match way:
+            case "pull":
+                a.replica.answers.pull(*asked, {}, 10)
+            case "pull_since":
+                a.replica.answers.pull_since("orders", 0, "00000000-0000-0000-0000-000000000000", 10)
+            case "snapshot":
+                a.replica.answers.snapshot("orders")
+            case "push":
+                assert a.replica.meetings.push(Told("a", b.replica)).pushed == 1
+        assert (noted or [a.store.noted("orders")]) == [1]
 
     @pytest.mark.parametrize("is_noted", [True, False])
     def test_r2_what_was_written_after_a_restore_is_told_anew(self, make: Make, is_noted: bool) -> None:
@@ -391,6 +423,20 @@ class ReplicaStoreContract(ReplicaSnapshotsContract, ReplicaValuesContract):
         assert node.store.said().held["orders"][origin].missing == Ranges.of([1])
         assert node.store.ingest("orders", [early], now + 3_600_000, 300_000).taken == 1
         assert node.store.quarantined() == [] and len(node.rows()) == 2
+
+    @pytest.mark.parametrize("is_first", [True, False], ids=["at the first meeting", "later"])
+    def test_r7_a_hello_with_a_clock_in_the_far_future_moves_no_clock(self, make: Make, is_first: bool) -> None:
+        """GIVEN a peer whose clock is days ahead WHEN it says hello THEN ours stays: what is written here later would
+        be quarantined everywhere."""
+        a, b = make("a"), make("b")
+        for node in (a, b):
+            node.install()
+        if not is_first:
+            b.meet(a)
+        b.store.raise_clocks({"orders": clock.at_ms(b.now_ms() + 2 * DAY_MS)})
+        a.replica.answers.hello("b", b.replica.greetings.hello())
+        a.put(1, "x")
+        assert not clock.is_ahead(a.events()[0].version.hlc, a.now_ms(), FAR.skew_ms)
 
     def test_r8_only_rows_of_replicated_tables_and_columns_are_taken(self, make: Make) -> None:
         """GIVEN events with other tables, other columns or SQL in them THEN each is refused, or kept as plain text."""
