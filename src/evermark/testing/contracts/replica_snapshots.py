@@ -13,6 +13,7 @@ from evermark.errors import (
     FormatError,
     UnreachableError,
 )
+from evermark.replicas import clock
 from evermark.replicas.base import Cut
 from evermark.replicas.columns import live_rows
 from evermark.replicas.diff import differences
@@ -340,6 +341,35 @@ class ReplicaSnapshotsContract(ReplicaContract):
         rows = live_rows(node.store.tables()["orders"], [(5, other, 1, 9, "new", None, None, None)], "a test")
         node.store.merge("orders", Cut({own: Ranges.of([1]), other: Ranges.of([1])}, 5), lambda: iter([rows]), 0)
         assert [each[0] for each in node.rows()] == ["2", "9"]
+
+    def test_r11_what_is_known_after_a_merge_is_what_its_maker_knew(self, node: ReplicaNode) -> None:
+        """GIVEN a snapshot whose maker's clock was ahead WHEN it was merged THEN a change made here is newer than its
+        rows, and who asks for the events that it stands for is told to take a snapshot, too."""
+        other, reading = "z.000000000001aaaaaaaa", clock.at_ms(node.now_ms() + 240_000)
+        found = live_rows(node.store.tables()["orders"], [(reading, other, 3, 1, "there", None, None, None)], "a test")
+        node.store.merge("orders", Cut({other: Ranges.through(3)}, reading + 7), lambda: iter([found]), node.now_ms())
+        node.put(1, "here")
+        assert node.events()[0].version.hlc > reading + 7
+        assert node.store.floors("orders") == {other: 3}
+        with pytest.raises(SnapshotRequired):
+            node.replica.answers.pull("b", "orders", "b.000000000001aaaaaaaa", {}, 10)
+
+    def test_r11_a_snapshot_is_given_again_while_it_has_what_is_needed(self, node: ReplicaNode) -> None:
+        """GIVEN a young snapshot WHEN it is asked for THEN it is given again, but not to who wants later events in it,
+        and not when events after it were collected: who takes it would need another at once."""
+        node.limit(NO_RETENTION)
+        node.put(1, "x")
+        own, ask = node.store.identity()[0], node.replica.answers.snapshot
+        first = ask("orders")
+        node.put(2, "y")
+        assert ask("orders").id == first.id
+        assert ask("orders", {own: Ranges.through(1)}).id == first.id
+        second = ask("orders", {own: Ranges.through(2)})
+        assert second.id != first.id and second.held == {own: Ranges.through(2)}
+        node.put(3, "z")
+        assert node.store.collect("orders", {own: 3}, 0, node.now_ms() + 1000, 10).events == 3
+        third = ask("orders")
+        assert third.id != second.id and third.held == {own: Ranges.through(3)}
 
     @pytest.mark.parametrize(
         ("origin", "seq", "is_taken"),
