@@ -18,6 +18,7 @@ import pytest
 from evermark.testing.pipeline import Instance, Stage, Writer
 from evermark.testing.replays import ReplayScene
 from evermark.testing.servers import PostgresServer, fresh_database
+from tests.faults import own_sources
 from tests.forked import FORKED
 
 Stage.commands = FORKED
@@ -35,8 +36,7 @@ class OwnSourceStage(Stage):
 
     def settings(self) -> str:
         (self.folder / "count").write_text(str(self.count))
-        self.env["PYTHONPATH"] = f"{Path(__file__).parent}:{self.env.get('PYTHONPATH', '')}"
-        return f'{{type: "own_sources:{self.kind}", options: {{folder: "{self.folder}"}}}}'
+        return f'{{type: "{own_sources.__name__}:{self.kind}", options: {{folder: "{self.folder}"}}}}'
 
     def committed(self) -> list[str]:
         return [f"n-{n}" for n in range(self.count)]
