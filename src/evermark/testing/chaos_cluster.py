@@ -8,23 +8,38 @@ from __future__ import annotations
 import os
 import secrets
 import sys
+import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import psutil
+import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from evermark.storage import access, place_of
 from evermark.testing.chaos_engine import resumed_s
 from evermark.testing.commands import REAL
+from evermark.testing.listener import Listener
+from evermark.testing.lost_slot import write_many
 from evermark.testing.objects import ACCESS_KEY, SECRET_KEY, S3Server, s3_server
-from evermark.testing.pipeline import PATIENCE_S, Instance, Ledger, Scene, Writer
+from evermark.testing.pipeline import PATIENCE_S, Instance, Ledger, Writer
+from evermark.testing.replays import ReplayScene
 from evermark.testing.servers import PostgresServer, fresh_database, postgres_server
-from evermark.testing.spark_clusters import SparkCluster, executor_of_a_lane, kill_with_children, spark_cluster
+from evermark.testing.spark_clusters import (
+    SparkCluster,
+    executor_of_a_lane,
+    executors_at,
+    kill_with_children,
+    spark_cluster,
+)
 from evermark.testing.until import until
 
 KEY_NAME = "SCENE_KEY"
+_PART_EVENTS = 6_000
+_SLOW_S = 0.05
 _SECTIONS = """\
 log: {{path: '{log}'}}
 state: {{dsn: '${{STATE_DSN}}'}}
@@ -34,7 +49,7 @@ spark: {{master: '{master}'{more}}}
 """
 
 
-class ClusterScene(Scene):
+class ClusterScene(ReplayScene):
     """A shop whose lanes run on a cluster: the log in a bucket, State in a Postgres, the key in a variable."""
 
     commands = REAL  # executors have no part in what tests fork instead
@@ -119,6 +134,62 @@ def all_killed(scene: ClusterScene, instance: Instance, place: str = "shop/0") -
     return took_s
 
 
+@contextmanager
+def _slow(scene: ClusterScene) -> Iterator[Listener]:
+    """The receiver takes its time, so that an executor can be killed while it posts."""
+    receiver = scene.receivers["one"]
+    receiver.slow_s = _SLOW_S
+    try:
+        yield receiver
+    finally:
+        receiver.slow_s = 0.0
+
+
+def _poster_killed(scene: ClusterScene, receiver: Listener) -> None:
+    """Kill -9 one of the executors that post, as soon as two do: each has a part of the events."""
+
+    def posting() -> list[psutil.Process]:
+        found = executors_at(scene.cluster, urlsplit(receiver.url).port or 0)
+        return found if len(found) > 1 else []
+
+    kill_with_children(until(posting, "two executors post", timeout_s=PATIENCE_S)[-1])
+
+
+def part_killed(scene: ClusterScene) -> float:
+    """Many events at once, which executors share by key; one of these is killed. How long until all have arrived."""
+    with _slow(scene) as receiver:
+        began = time.monotonic()
+        write_many(scene.dsn, _PART_EVENTS)
+        written = set(scene.committed())
+        _poster_killed(scene, receiver)
+        until(lambda: not scene.missing(written), "all that was written has arrived", timeout_s=PATIENCE_S)
+    return time.monotonic() - began
+
+
+def _now(dsn: str) -> str:
+    with psycopg.connect(dsn) as conn:
+        (now,) = conn.execute("select clock_timestamp()::text").fetchone() or ("",)
+    return str(now)
+
+
+def replay_part_killed(scene: ClusterScene) -> float:
+    """Many events are replayed by several executors, one of which is killed. Each handler sees each event once more."""
+    since = _now(scene.dsn)
+    write_many(scene.dsn, _PART_EVENTS)
+    to = _now(scene.dsn)
+    wanted = Counter(scene.events_between(since, to))
+    until(lambda: not scene.missing(set(wanted)), "all that is replayed has arrived once", timeout_s=PATIENCE_S)
+    with _slow(scene) as receiver:
+        began = time.monotonic()
+        scene.ask_by_sql(since, to)
+        _poster_killed(scene, receiver)
+        scene.wait_cleared()
+    replay = scene.replays()[0]
+    for name in scene.handled:
+        assert scene.replayed[name][replay["id"]] == wanted, f"a replay did not reach {name} as it should: {replay}"
+    return time.monotonic() - began
+
+
 def cluster_killed(root: Path, rounds: int) -> tuple[Ledger, dict[str, float]]:
     """Every fault in each round while a writer goes on; what was counted, and the longest silence of each kind."""
     with (
@@ -137,6 +208,7 @@ def cluster_killed(root: Path, rounds: int) -> tuple[Ledger, dict[str, float]]:
             for number in range(rounds):
                 took = {"executor": executor_killed(scene), "worker": worker_killed(scene)}
                 took["all_workers"] = all_killed(scene, instance)
+                took |= {"part": part_killed(scene), "replay_part": replay_part_killed(scene)}
                 instance, took["driver"] = driver_killed(scene, instance)
                 longest = {f"{name}_s": max(longest.get(f"{name}_s", 0), took_s) for name, took_s in took.items()}
                 sys.stderr.write(f"round {number + 1}: {took}\n")

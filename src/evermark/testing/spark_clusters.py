@@ -164,8 +164,23 @@ def executor_of_a_lane(cluster: SparkCluster) -> psutil.Process | None:
     return None
 
 
-def _is_connected(process: psutil.Process) -> bool:
-    return any(connection.status == "ESTABLISHED" for connection in process.net_connections("tcp"))
+def executors_at(cluster: SparkCluster, port: int) -> list[psutil.Process]:
+    """The executors whose Python processes have connections to this port: they post to the receiver behind it."""
+    found = []
+    for worker in cluster.workers:
+        for executor in worker.executors():
+            with suppress(psutil.Error):
+                if any(_is_connected(process, port) for process in executor.children(recursive=True)):
+                    found.append(executor)
+    return found
+
+
+def _is_connected(process: psutil.Process, port: int | None = None) -> bool:
+    """To this port, or to any."""
+    return any(
+        connection.status == "ESTABLISHED" and port in (None, connection.raddr.port)
+        for connection in process.net_connections("tcp")
+    )
 
 
 def kill_with_children(process: psutil.Process) -> None:
