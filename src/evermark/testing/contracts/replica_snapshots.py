@@ -145,6 +145,23 @@ class ReplicaSnapshotsContract(ReplicaContract):
         assert a.rows() == b.rows() == c.rows()
         assert [row[1] for row in a.rows()] == ["stays", "only c has it"]
 
+    def test_r9_who_hears_half_of_all_or_less_evicts_nobody(self, make: Make) -> None:
+        """GIVEN a cluster of four of which two were silent for too long WHEN a node that hears one other looks THEN it
+        gives up nobody: it may be itself that is cut off. When it hears two, it gives up the third."""
+        a, *others = (make(name) for name in "abcd")
+        for node in (a, *others):
+            node.install()
+        a.limit(Limits(dead_ms=60_000))
+        later = a.now_ms() + 120_000
+        for node in others:
+            node.meet(a)
+        a.now_ms = lambda: later
+        b, c, d = others
+        b.meet(a)
+        assert a.replica.upkeep.evict() == frozenset()
+        c.meet(a)
+        assert a.replica.upkeep.evict() == {d.store.identity()[0]}
+
     def test_r9_a_node_that_was_evicted_is_given_nothing_and_nothing_is_taken_from_it(self, make: Make) -> None:
         """GIVEN a node that another has evicted WHEN it asks for events or pushes some under its old origin, without a
         hello THEN it is told so: what the others hold of it is final."""
