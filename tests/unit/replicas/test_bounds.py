@@ -1,9 +1,10 @@
-"""What a peer sends is bounded before it is read."""
+"""What a peer sends is bounded before it is read, and checked when it is."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -63,3 +64,11 @@ def test_r8_a_request_is_read_as_far_as_it_may_be_long(monkeypatch: pytest.Monke
         asyncio.run(server._body(cast(Request, endless)))
     assert endless.left == 1000 - 11
     assert len(asyncio.run(server._body(cast(Request, _Sent(10))))) == 100
+
+
+def test_r8_a_delete_of_what_is_no_key_is_refused() -> None:
+    """GIVEN a delete of a record that no key of the table can be THEN it is not read."""
+    gone = replace(_events(1)[0], operation=Operation.DELETE, image=None)
+    assert wire.events_from_bytes(wire.events_to_bytes([gone], {}), TABLE) == [gone]
+    with pytest.raises(FormatError, match="is no"):
+        wire.events_from_bytes(wire.events_to_bytes([replace(gone, record_id="x")], {}), TABLE)

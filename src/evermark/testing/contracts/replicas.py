@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -423,6 +424,38 @@ class ReplicaStoreContract(ReplicaSnapshotsContract, ReplicaValuesContract):
         assert node.store.said().held["orders"][origin].missing == Ranges.of([1])
         assert node.store.ingest("orders", [early], now + 3_600_000, 300_000).taken == 1
         assert node.store.quarantined() == [] and len(node.rows()) == 2
+
+    def test_r7_a_hello_moves_the_clock_that_is_behind(self, make: Make) -> None:
+        """GIVEN a peer that was met before and whose clock is minutes ahead WHEN it says hello THEN what is written
+        here later is newer than all that it had then."""
+        a, b = make("a"), make("b")
+        for node in (a, b):
+            node.install()
+        b.meet(a)
+        reading = clock.at_ms(b.now_ms() + 240_000)
+        b.store.raise_clocks({"orders": reading})
+        a.replica.answers.hello("b", b.replica.greetings.hello())
+        a.put(1, "x")
+        assert a.events()[0].version.hlc > reading
+
+    def test_r2_a_number_of_ours_that_we_never_gave_is_not_taken_from_a_peer(self, node: ReplicaNode) -> None:
+        """GIVEN an event under this node's own origin that it has not made WHEN a peer pushes it THEN it is refused:
+        this database was restored, and must go on under another origin first."""
+        own = node.store.identity()[0]
+        with pytest.raises(ConflictError, match="own origin"):
+            node.replica.answers.push("b", "orders", "b.000000000001aaaaaaaa", [event_by(own, 1, 1, "x", 70)])
+        assert node.rows() == []
+
+    def test_r2_a_younger_node_of_the_same_name_is_noticed(self, make: Make) -> None:
+        """GIVEN a peer that has heard of a node with our name that was born after us WHEN it says hello THEN that is an
+        error: one of the two is a copy."""
+        a, b = make("a"), make("b")
+        for node in (a, b):
+            node.install()
+        hello = b.replica.greetings.hello()
+        copy = Said("a.ffffffffffff00000000", 1, {}, {})
+        with pytest.raises(ConflictError, match="calls itself a"):
+            a.replica.answers.hello("b", replace(hello, members={"a": copy}))
 
     @pytest.mark.parametrize("is_first", [True, False], ids=["at the first meeting", "later"])
     def test_r7_a_hello_with_a_clock_in_the_far_future_moves_no_clock(self, make: Make, is_first: bool) -> None:
