@@ -4,7 +4,7 @@ Events wait in lines. Without bundles a line is one key, so that events of a key
 do not wait for each other; an event without a key is alone in its line, and keys between which a record moved share a
 line (`ordering`). With bundles (`bundles`) a line is a share of these, and sends one bundle after another. A line is
 either idle, ready (in `_ready`) or busy. Workers take the ready line whose next event comes first in the log: when the
-time is over, what was sent behind an event that was not is sent again.
+time is over, the cursor stands at the first event that was not sent, and events behind it are sent again.
 
 Rows are rendered in small pieces as they are needed: the loop is shared, and bodies are bigger than rows.
 """

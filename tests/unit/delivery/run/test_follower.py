@@ -337,9 +337,8 @@ def test_d1_whoever_leaves_the_group_in_the_middle_of_a_batch_is_served_from_the
     assert [span.begun.through for span in world.spans] == ["", "", "002"]
 
 
-def test_a_partition_that_always_has_something_new_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """GIVEN two partitions with a new batch at every look WHEN the group is caught up THEN both get their turns."""
-    world = World({"one": 0.05})
+def in_two_partitions(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The world's head is that of two partitions."""
     world.store.open_partition(P1, 0, world.epoch)
 
     def heads() -> Mapping[SourcePartition, tuple[int, datetime]]:
@@ -347,6 +346,12 @@ def test_a_partition_that_always_has_something_new_holds_up_no_other(monkeypatch
 
     monkeypatch.setattr(world, "heads", heads)
     monkeypatch.setattr(world, "files", lambda _: [FileRange("all", 0, 1, 1, world.head, 5, 100)])
+
+
+def test_a_partition_that_always_has_something_new_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """GIVEN two partitions with a new batch at every look WHEN the group is caught up THEN both get their turns."""
+    world = World({"one": 0.05})
+    in_two_partitions(world, monkeypatch)
     for _ in range(6):
         world.head += 1
         world.follower.catch_up_group()
@@ -358,13 +363,7 @@ def test_a_partition_with_more_than_a_receiver_takes_holds_up_no_other_of_it(mon
     stays where it got nowhere, with more time.
     """
     world = World({"behind": 5.0})
-    world.store.open_partition(P1, 0, world.epoch)
-
-    def heads() -> Mapping[SourcePartition, tuple[int, datetime]]:
-        return dict.fromkeys((P0, P1), (world.head, world.now - timedelta(seconds=10)))
-
-    monkeypatch.setattr(world, "heads", heads)
-    monkeypatch.setattr(world, "files", lambda _: [FileRange("all", 0, 1, 1, world.head, 5, 100)])
+    in_two_partitions(world, monkeypatch)
     world.head = 1
     world.follower.catch_up_group()
     world.follower.catch_up_group()
@@ -386,6 +385,24 @@ def test_a_partition_with_more_than_a_receiver_takes_holds_up_no_other_of_it(mon
         world.follower.catch_up(world.one("behind"))
     assert [span.place for span in world.spans] == [P0] * 3
     assert world.store.cursors("behind")[P0].batch > world.store.cursors("behind")[P1].batch
+
+
+def test_owners_of_short_lives_do_not_all_begin_with_the_same_partition(monkeypatch: pytest.MonkeyPatch) -> None:
+    """GIVEN one that is behind in two partitions WHEN each turn is the first of another owner THEN both get turns."""
+    world = World({"behind": 5.0})
+    in_two_partitions(world, monkeypatch)
+    world.head = 1
+    world.follower.catch_up_group()
+    world.follower.catch_up_group()
+    world.follower.catch_up(world.one("behind"))
+    first: set[SourcePartition] = set()
+    for epoch in (world.epoch, world.epoch + 1):
+        monkeypatch.setattr(world.store, "settle_subscription", lambda *_, **__: True)
+        owner = Follower(world.store, world, world.live, world, epoch, lambda: world.now)
+        world.spans.clear()
+        owner.catch_up(world.one("behind"))
+        first |= {span.place for span in world.spans}
+    assert first == {P0, P1}
 
 
 def test_leftovers_of_the_group_end_in_minutes_however_large_a_batch_is() -> None:
