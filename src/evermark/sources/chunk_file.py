@@ -80,10 +80,23 @@ def _uploaded(mark: Mark, place: Place, write: WriteAttempt) -> tuple[str, int] 
     return written
 
 
+@contextmanager
+def written_whole(path: Path) -> Iterator[None]:
+    """The file that is written meanwhile is durable afterwards; or it is not there, if that failed."""
+    try:
+        yield
+        with disk_of(path):
+            sync_file(path)
+            sync_folder(path.parent)
+    except BaseException:
+        path.unlink(missing_ok=True)  # each attempt has a name of its own: nobody would come back for a half of it
+        raise
+
+
 def write_batches(path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> int:
     """Durable when this returns; how many rows."""
     rows = 0
-    try:
+    with written_whole(path):
         with disk_of(path):
             to = pa.ipc.new_file(str(path), schema, options=pa.ipc.IpcWriteOptions(compression="lz4"))
         try:
@@ -96,12 +109,6 @@ def write_batches(path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatc
         finally:
             with disk_of(path):
                 to.close()
-        with disk_of(path):
-            sync_file(path)
-            sync_folder(path.parent)
-    except BaseException:
-        path.unlink(missing_ok=True)  # each attempt has a name of its own: nobody would come back for a half of it
-        raise
     return rows
 
 

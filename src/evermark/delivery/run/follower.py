@@ -357,8 +357,8 @@ class Follower:
         always has more than the receiver can take holds up no other.
         """
         places = sorted(heads)
-        # An owner that has just begun does not know which partition was last. Its epoch, one more than that of the owner
-        # before it, chooses: else owners of short lives would all begin with the same partition.
+        # An owner that has just begun does not know which partition was last. Its epoch, one more than that of the
+        # owner before it, chooses: else owners of short lives would all begin with the same partition.
         last = self._served.get(subscription.generation) or (places[self.epoch % len(places)] if places else None)
         places.sort(key=lambda place: (last is not None and place <= last, place))
         spans = (self._span(place, mine.get(place, BEGINNING), heads[place], rows_max) for place in places)

@@ -16,10 +16,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from evermark.disk import sync_file, sync_folder
 from evermark.event import EVENT, TAKEN
 from evermark.event_file import BLANKS, EventFileWriter
-from evermark.sources.chunk_file import disk_of, keep_draft, read_batches, unreadable
+from evermark.sources.chunk_file import disk_of, keep_draft, read_batches, unreadable, written_whole
 from evermark.sources.copies import WAIT_S, Chunk, CopyStore, Fate, Mark, fate_of
 from evermark.sources.postgres.lsn import Incarnation, Position, positions
 from evermark.sources.postgres.tables.overlap import Overlap
@@ -56,7 +55,7 @@ class ChunkAbout:
 
 def write_rows(path: Path, about: ChunkAbout, batches: Iterable[pa.RecordBatch]) -> int:
     """Durable when this returns; how many rows."""
-    try:
+    with written_whole(path):
         with disk_of(path):
             to = EventFileWriter(str(path), blanks=True, about=about.as_metadata())
         try:
@@ -70,12 +69,6 @@ def write_rows(path: Path, about: ChunkAbout, batches: Iterable[pa.RecordBatch])
         finally:
             with disk_of(path):
                 to.close()
-        with disk_of(path):
-            sync_file(path)
-            sync_folder(path.parent)
-    except BaseException:
-        path.unlink(missing_ok=True)  # each attempt has a name of its own: nobody would come back for a half of it
-        raise
     return to.rows
 
 
