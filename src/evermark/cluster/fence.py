@@ -42,17 +42,19 @@ for key share
 """
 FENCE = f"select 1 {_HELD}"
 
-# Of a process that sleeps, or is cut off, in the middle of a transaction, the next owner waits no longer than this.
-IDLE_MS = 5_000
-_BEGIN = f"select set_config('idle_in_transaction_session_timeout', %(idle_ms)s, true) {_HELD}"
+# Between its statements this transaction does work that State sees nothing of.
+_BEGIN_ALONE = """
+select set_config('idle_in_transaction_session_timeout', '30s', true),
+       pg_advisory_xact_lock(hashtextextended(%s, 0))
+"""
 
 
 def fence(conn: Connection, lease: str, epoch: int, own: str | None = None) -> None:
     """Raise `StaleError` unless `epoch` holds `lease`, and keep it so until the transaction ends. `own` is the lease to
     hold instead, where there is one.
     """
-    given = {"lease": lease, "own_lease": own or lease, "lease_epoch": epoch, "idle_ms": str(IDLE_MS)}
-    if conn.execute(_BEGIN, given).fetchone() is None:
+    given = {"lease": lease, "own_lease": own or lease, "lease_epoch": epoch}
+    if conn.execute(FENCE, given).fetchone() is None:
         raise stale(own or lease, epoch)
 
 
@@ -70,7 +72,7 @@ def alone(state: State, work: str) -> Iterator[Connection]:
     this connection: some sources that each wait for a second one would wait for each other.
     """
     with state.transaction() as conn:
-        conn.execute("select pg_advisory_xact_lock(hashtextextended(%s, 0))", (f"{state.schema}:{work}",))
+        conn.execute(_BEGIN_ALONE, (f"{state.schema}:{work}",))
         yield conn
 
 

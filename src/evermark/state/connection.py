@@ -31,7 +31,7 @@ _SETTINGS = """
 select set_config('search_path', %(schema)s, false),
        set_config('statement_timeout', %(statement_ms)s, false),
        set_config('lock_timeout', %(lock_ms)s, false),
-       set_config('idle_in_transaction_session_timeout', %(statement_ms)s, false),
+       set_config('idle_in_transaction_session_timeout', %(idle_ms)s, false),
        set_config('timezone', 'UTC', false),
        set_config('default_transaction_isolation', 'read committed', false),
        case current_setting('synchronous_commit')
@@ -55,7 +55,8 @@ class State:
 
     `open_dsn` is called for each new connection, so that a secret is read when it is needed and kept nowhere.
     A thread must not ask for a second connection while it holds one: `connections_max` threads doing so would
-    wait for each other until the timeout.
+    wait for each other until the timeout. A transaction whose process sleeps, or is cut off, holds its locks for
+    `idle_timeout_s`: others wait for them no longer than that.
     """
 
     def __init__(
@@ -67,12 +68,14 @@ class State:
         connect_timeout_s: float = 10.0,
         statement_timeout_s: float = 30.0,
         lock_timeout_s: float = 15.0,
+        idle_timeout_s: float = 5.0,
     ) -> None:
         self.schema = schema
         self._open_dsn = open_dsn
         self._connect_timeout_s = connect_timeout_s
         self._statement_ms = int(statement_timeout_s * 1000)
         self._lock_ms = int(lock_timeout_s * 1000)
+        self._idle_ms = int(idle_timeout_s * 1000)
         self._wait_s = statement_timeout_s
         self._idle: list[Connection] = []
         self._breaks = 0  # how often connections were found broken: connections opened before that are not kept
@@ -151,7 +154,8 @@ class State:
             conn.close()
 
     def _connect(self) -> Connection:
-        settings = {"schema": self.schema, "statement_ms": str(self._statement_ms), "lock_ms": str(self._lock_ms)}
+        times = {"statement_ms": self._statement_ms, "lock_ms": self._lock_ms, "idle_ms": self._idle_ms}
+        settings = {"schema": self.schema} | {name: str(ms) for name, ms in times.items()}
         conninfo, conn = self._conninfo(), None
         try:
             conn = psycopg.connect(conninfo, autocommit=True)

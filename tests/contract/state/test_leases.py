@@ -18,7 +18,7 @@ import pytest
 
 from evermark.cluster import liveness
 from evermark.cluster.base import Holder, Lease, LeaseStore
-from evermark.cluster.fence import fenced
+from evermark.cluster.fence import alone, fenced
 from evermark.cluster.memory import MemoryLeases
 from evermark.cluster.postgres import PostgresLeases
 from evermark.cluster.together import RenewedTogether
@@ -131,11 +131,10 @@ def test_about_processes_elsewhere_nothing_is_known(elsewhere: dict[str, Any]) -
 
 
 def test_an_owner_that_sleeps_in_a_transaction_holds_its_successor_up_for_seconds_alone(
-    pg_server: PostgresServer, monkeypatch: pytest.MonkeyPatch
+    pg_server: PostgresServer,
 ) -> None:
     """GIVEN a fenced transaction whose process sleeps, or is cut off WHEN another takes the lease THEN it has it soon,
     and what the first had begun is undone."""
-    monkeypatch.setattr("evermark.cluster.fence.IDLE_MS", 300)
     with fresh_state(pg_server.socket_dsn()) as state:
         leases = PostgresLeases(state, is_gone=lambda _: True)
         old = leases.acquire("source:shop", Holder("a", "h", "b", 1, "1"), 60.0)
@@ -143,7 +142,7 @@ def test_an_owner_that_sleeps_in_a_transaction_holds_its_successor_up_for_second
         began, taken = time.monotonic(), list[Lease | None]()
 
         def write_late() -> None:
-            with fenced(state, old.name, old.epoch) as conn:
+            with fenced(_impatient(pg_server, state), old.name, old.epoch) as conn:
                 conn.execute("update instances set host = 'late'")
                 taken.append(leases.acquire("source:shop", Holder("b", "h", "b", 2, "2"), 60.0))
                 conn.execute("select 1")
@@ -152,6 +151,41 @@ def test_an_owner_that_sleeps_in_a_transaction_holds_its_successor_up_for_second
             write_late()
         assert taken[0] is not None and time.monotonic() - began < 10.0
         assert leases.rows()["source:shop"].holder == Holder("b", "h", "b", 2, "2")
+
+
+def test_who_sleeps_while_it_takes_a_lease_holds_others_up_for_seconds_alone(pg_server: PostgresServer) -> None:
+    """GIVEN an instance that has locked a free lease WHEN it is stopped before it has taken it THEN another takes the
+    lease soon, and the first does not have it."""
+    with fresh_state(pg_server.socket_dsn()) as state:
+        leases = PostgresLeases(state, is_gone=lambda _: True)
+        assert leases.acquire("source:shop", Holder("a", "h", "b", 1, "1"), 60.0) is not None
+        began, taken = time.monotonic(), list[Lease | None]()
+
+        def sleep_meanwhile(_: Holder) -> bool:
+            taken.append(leases.acquire("source:shop", Holder("b", "h", "b", 2, "2"), 60.0))
+            return True
+
+        asleep = PostgresLeases(_impatient(pg_server, state), is_gone=sleep_meanwhile)
+        with pytest.raises(BusyError):
+            asleep.acquire("source:shop", Holder("c", "h", "b", 3, "3"), 60.0)
+        assert len(taken) == 1 and taken[0] is not None and time.monotonic() - began < 10.0
+        assert leases.rows()["source:shop"].holder == Holder("b", "h", "b", 2, "2")
+
+
+def test_every_transaction_of_state_is_ended_long_before_a_lease_would_be_missed(pg_server: PostgresServer) -> None:
+    with fresh_state(pg_server.socket_dsn()) as state:
+        default = State(pg_server.socket_dsn, state.schema)
+        with default.transaction() as conn:
+            assert conn.execute("show idle_in_transaction_session_timeout").fetchone() == ("5s",)
+        with alone(default, "work outside of State") as conn:
+            assert conn.execute("show idle_in_transaction_session_timeout").fetchone() == ("30s",)
+        with default.transaction() as conn:
+            assert conn.execute("show idle_in_transaction_session_timeout").fetchone() == ("5s",)
+        default.close()
+
+
+def _impatient(server: PostgresServer, state: State) -> State:
+    return State(server.socket_dsn, state.schema, idle_timeout_s=0.3)
 
 
 def test_a_lease_is_not_renewed_through_a_state_that_was_closed(pg_server: PostgresServer) -> None:
