@@ -173,6 +173,7 @@ def test_who_sleeps_while_it_takes_a_lease_holds_others_up_for_seconds_alone(pg_
 
 
 def test_every_transaction_of_state_is_ended_long_before_a_lease_would_be_missed(pg_server: PostgresServer) -> None:
+    """GIVEN any transaction of State WHEN it sleeps THEN Postgres ends it after 5 s, and work outside after 30."""
     with fresh_state(pg_server.socket_dsn()) as state:
         default = State(pg_server.socket_dsn, state.schema)
         with default.transaction() as conn:
