@@ -42,12 +42,6 @@ for key share
 """
 FENCE = f"select 1 {_HELD}"
 
-# Between its statements this transaction does work that State sees nothing of.
-_BEGIN_ALONE = """
-select set_config('idle_in_transaction_session_timeout', '30s', true),
-       pg_advisory_xact_lock(hashtextextended(%s, 0))
-"""
-
 
 def fence(conn: Connection, lease: str, epoch: int, own: str | None = None) -> None:
     """Raise `StaleError` unless `epoch` holds `lease`, and keep it so until the transaction ends. `own` is the lease to
@@ -68,11 +62,12 @@ def fenced(state: State, lease: str, epoch: int, own: str | None = None) -> Iter
 
 @contextmanager
 def alone(state: State, work: str) -> Iterator[Connection]:
-    """One process at a time does this work, whichever partitions it owns. What it asks State meanwhile it asks through
-    this connection: some sources that each wait for a second one would wait for each other.
+    """One process at a time does this work, whichever partitions it owns; one that sleeps in the middle of it loses the
+    turn after seconds, like every transaction of State. What it asks State meanwhile it asks through this connection:
+    some sources that each wait for a second one would wait for each other.
     """
     with state.transaction() as conn:
-        conn.execute(_BEGIN_ALONE, (f"{state.schema}:{work}",))
+        conn.execute("select pg_advisory_xact_lock(hashtextextended(%s, 0))", (f"{state.schema}:{work}",))
         yield conn
 
 

@@ -34,6 +34,8 @@ def set_aside_torn(folder: Place, durable_version: int) -> list[int]:
     torn = [version for version in versions if first is not None and version >= first]
     # A checkpoint may be torn where all commits are whole; those it would replace are still there, or it was durable.
     checkpoints = torn_checkpoints(folder, first)
+    if first is not None and _is_mended(folder, first):
+        return []  # this process slept, and another has been here and has committed since
     for path in (*(_commit(folder, version) for version in torn), *checkpoints):
         with suppress(FileNotFoundError):  # never there, or cleaned by the owner before us, which has not noticed yet
             path.rename(path.with_name(f"{path.name}.torn"))
@@ -74,6 +76,10 @@ def _first_torn(folder: Path, versions: list[int], durable_version: int) -> int 
             return version
         expected = version + 1
     return None
+
+
+def _is_mended(folder: Path, version: int) -> bool:
+    return _commit(folder, version).exists() and _whole(folder, _actions(_commit(folder, version)), set())
 
 
 def _commit(folder: Path, version: int) -> Path:

@@ -142,7 +142,9 @@ class InstancesStage(Stage):
         assert isinstance(folder, Path)
         with self._noting:
             names = (path.stem for path in (folder / "_delta_log").glob("*.json"))
-            for version in sorted(int(name) for name in names if int(name) > self._noted_to):
+            newest = max((int(name) for name in names), default=self._noted_to)
+            # Asked for by name: of files that come while a folder is listed, the list may lack an earlier one.
+            for version in range(self._noted_to + 1, newest + 1):
                 self._noted_to = version
                 try:
                     made_at = (folder / "_delta_log" / f"{version:020}.json").stat().st_mtime

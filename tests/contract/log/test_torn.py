@@ -102,6 +102,27 @@ def test_a_torn_commit_and_those_after_it_are_set_aside(folder: Path, damage: Da
     assert ids(folder) == expected(7)
 
 
+@pytest.mark.parametrize("damage", [truncated, missing])
+def test_who_slept_before_setting_aside_leaves_what_another_has_committed_since(
+    folder: Path, damage: Damage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GIVEN a process that has found a torn commit WHEN it sleeps until another has set that aside and gone on THEN it
+    touches nothing."""
+    damage(folder, 4)
+
+    def another_meanwhile(_: Path, first: int | None = None) -> list[Path]:
+        monkeypatch.undo()
+        assert set_aside_torn(folder, 3)
+        log = DeltaLog(folder)
+        for batch in (4, 5, 6):
+            log.commit(append([write(folder, batch)], batch))
+        return []
+
+    monkeypatch.setattr("evermark.log.torn.torn_checkpoints", another_meanwhile)
+    assert set_aside_torn(folder, 3) == []
+    assert ids(folder) == expected(6)
+
+
 def test_whole_commits_are_left_alone(folder: Path) -> None:
     """Fences, compaction, retention and creation are all recognised as whole, durable or not."""
     log = DeltaLog(folder)

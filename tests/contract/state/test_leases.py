@@ -179,8 +179,6 @@ def test_every_transaction_of_state_is_ended_long_before_a_lease_would_be_missed
         with default.transaction() as conn:
             assert conn.execute("show idle_in_transaction_session_timeout").fetchone() == ("5s",)
         with alone(default, "work outside of State") as conn:
-            assert conn.execute("show idle_in_transaction_session_timeout").fetchone() == ("30s",)
-        with default.transaction() as conn:
             assert conn.execute("show idle_in_transaction_session_timeout").fetchone() == ("5s",)
         default.close()
 
