@@ -220,6 +220,28 @@ def test_chunks_of_a_dead_owner_are_found_by_the_next(
         at.check(since)
 
 
+def test_chunks_that_stand_before_the_place_where_reading_begins_anew_are_written_again(
+    mongo_server: MongoReplicaSet, mongo_database: str, tmp_path: Path
+) -> None:
+    """GIVEN chunks that are ready and not read WHEN the checkpoint was reset, and the next owner begins with now, since
+    the log has nothing, THEN they do not count as told: every document comes."""
+    stream = f"{mongo_database}.orders"
+    with mongo_server.client() as client, copy_scene(mongo_server, mongo_database, tmp_path, partitions=2) as at:
+        client[mongo_database]["orders"].insert_many([{"_id": number} for number in range(30)])
+        at.at = {partition: at.source.earliest(partition) for partition in at.at}
+        at.own()
+        works = at.ask()
+        assert at.write(works) == 1
+        client[mongo_database]["elsewhere"].insert_one({})
+        at.at = {partition: at.source.earliest(partition) for partition in at.at}
+        at.own()
+        with copier(at):
+            at.take_all(lambda: is_done(at))
+        assert at.implied(stream) == at.documents(stream)
+        # The copier makes the copy that the file wants, too.
+        assert sum(row["event_id"].startswith(f"copy{works[0].copy}.") for row in at.reads()) == 30
+
+
 def test_hidden_fields_conditions_and_what_cannot_be_decoded(
     mongo_server: MongoReplicaSet, mongo_database: str, tmp_path: Path
 ) -> None:

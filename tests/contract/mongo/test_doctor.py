@@ -14,8 +14,11 @@ from evermark.errors import ConfigError, DeniedError, EvermarkError, SetupError,
 from evermark.observe.finding import Finding, Grade
 from evermark.secrets import Plain
 from evermark.sources.base import Limit
+from evermark.sources.kinds import BotReaders, SourceContext
 from evermark.sources.mongo.connect import open_client, where
-from evermark.sources.mongo.doctor import examined
+from evermark.sources.mongo.doctor import examined, said_of_version
+from evermark.sources.mongo.kind import MongoKind
+from evermark.sources.mongo.settings import MongoSettings
 from evermark.sources.mongo.source import MongoChanges
 from evermark.sources.mongo.target import MongoTarget
 from evermark.testing.mongods import MongoReplicaSet, mongo_replica_set
@@ -75,7 +78,34 @@ def test_a_deployment_that_can_be_read_is_said_to_be_well(mongo_server: MongoRep
     found = findings(mongo_server.url, database=mongo_database)
     assert found["server"].grade is Grade.OK and "the replica set evermark" in found["server"].found
     assert found["changes"].grade is Grade.OK
+    assert found["version"].grade is Grade.OK
     assert found["oplog"].grade is Grade.WARNING and "replSetResizeOplog" in found["oplog"].mend
+
+
+def test_a_server_that_cannot_show_documents_as_of_a_time_is_named() -> None:
+    """GIVEN versions of the server WHEN they are too old for copies and repairs THEN doctor says so, and calls it wrong
+    where the file asks for copies."""
+    for version, copies, grade in (
+        ("4.4.29", True, Grade.WRONG),
+        ("4.4.29", False, Grade.WARNING),
+        ("5.0.0", True, Grade.OK),
+        ("10.1.0-rc0", True, Grade.OK),
+    ):
+        assert said_of_version(version, copies=copies).grade is grade, version
+
+
+def test_what_the_file_wants_decides_how_bad_an_old_server_is(
+    mongo_server: MongoReplicaSet, mongo_database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GIVEN a server that is too old WHEN `doctor` looks THEN it is wrong with `start: copy`, else a warning."""
+    monkeypatch.setattr(pymongo.MongoClient, "server_info", lambda *_: {"version": "4.4.29"})
+    nobody = BotReaders(lambda *_: frozenset(), lambda *_: frozenset(), lambda *_: "")
+    context = SourceContext("shop", None, lambda: Plain("x"), "s", nobody)
+    for start, grade in (("copy", Grade.WRONG), ("now", Grade.WARNING)):
+        given = {"url": mongo_server.url, "database": mongo_database, "collections": ["orders"], "start": start}
+        settings = MongoSettings.model_validate(given)
+        found = MongoKind().examine(settings, context, None)
+        assert {each.check: each.grade for each in found}["version"] is grade
 
 
 def test_collections_without_images_are_named_with_the_line_to_run(

@@ -199,6 +199,24 @@ def test_marks_that_were_lost_with_the_slot_are_made_again(scene: Scene) -> None
     assert scene.works.rounds[1] == [5, 6, 7, 8, 9]
 
 
+def test_chunks_of_a_term_before_are_looked_for_in_the_log(scene: Scene) -> None:
+    """GIVEN chunks that are ready WHEN reading begins behind them in the next term, as after `checkpoint reset`, THEN
+    those that the log lacks are written again; what was made ready and read in one term is not looked for."""
+    scene.owner().look()
+    scene.works.at, scene.works.logged = "1:99", {"1:10"}
+    owner = scene.owner()
+    scene.busy = True
+    owner.look()
+    assert len(scene.works.copies.chunks(scene.copy().id, [ChunkState.DONE])) == 1
+    assert len(scene.works.copies.chunks(scene.copy().id, [ChunkState.OPEN])) == 9
+    scene.works.at, scene.busy = "1:00", False
+    owner.look()
+    assert scene.works.rounds[1] == list(range(1, 10))
+    scene.works.at = "1:99"
+    owner.look()
+    assert (scene.copy().state, scene.files()) == (CopyState.DONE, 0)
+
+
 def test_a_chunk_is_done_when_every_partition_has_passed_it(scene: Scene) -> None:
     """GIVEN a source of three partitions WHEN one is behind, or was repaired THEN chunks wait for it; rows that it lost
     are written again, and those that the others have are not."""

@@ -6,7 +6,7 @@ that nobody finishes are given up, chunks that are ready wait for their marks, a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -15,7 +15,7 @@ from evermark.error_policy import Action, action_after, action_for, backoff_s
 from evermark.errors import EvermarkError, NotFoundError, known, of_kind
 from evermark.ingest.repair.base import RecoveryStore
 from evermark.runtime import Log, Runtime
-from evermark.sources.copies import AskedBy, Chunk, ChunkState, ChunkWork, Copy, Copying, CopyState, CopyStore
+from evermark.sources.copies import AskedBy, Chunk, ChunkState, ChunkWork, Copy, Copying, CopyState, CopyStore, Mark
 from evermark.storage import storage_of
 
 WRITERS_MAX = 4  # tasks at a time: each has a slot at the source, which has other work to do
@@ -89,6 +89,7 @@ class Copier:
         self.stopped = self.runtime.wake()
         self._begun = False
         self._waiting = 0  # chunks that are ready and not read yet, as last seen
+        self._inherited: set[Mark] = set()  # ready before our term
 
     def run(self) -> None:
         failures = 0
@@ -118,6 +119,7 @@ class Copier:
         if not self._begun:
             copies.give_up_all(self.name, self.epoch)
             copies.want(self.name, self.copying.wanted, self.epoch)
+            self._inherited = {_mark(chunk) for chunk in self._ready()}
             self._sweep()
             self._begun = True
         known_copies = copies.listed(self.name)
@@ -215,8 +217,13 @@ class Copier:
             lost: list[Chunk] = []
             for chunk in self.works.copies.chunks(copy.id, [ChunkState.READY]):
                 compared = [self.copying.compare(chunk.position, end) for end in at]
-                # A mark may have been lost with a slot, whenever its task came to say that it was ready.
-                doubtful = None in compared or any(each.changed_at >= copy.made_at for each in gone_wrong)
+                # A mark may have been lost with a slot, whenever its task came to say that it was ready; and between
+                # two terms checkpoints may be reset: then nobody knows whether reading began behind it.
+                doubtful = (
+                    None in compared
+                    or _mark(chunk) in self._inherited
+                    or any(each.changed_at >= copy.made_at for each in gone_wrong)
+                )
                 if False in compared:
                     waiting += 1
                 elif doubtful and self._reopened(chunk):
@@ -250,19 +257,24 @@ class Copier:
 
     def _sweep(self) -> None:
         """Remove files that no chunk has: of attempts that were given up, or of chunks that are done."""
-        folder, copies = self.copying.folder, self.works.copies
+        folder = self.copying.folder
         files = storage_of(folder).listed(folder)
         if not files:
             return
-        kept = {
-            chunk.file
-            for copy in copies.listed(self.name)
-            if copy.chunks_left
-            for chunk in copies.chunks(copy.id, [ChunkState.READY])
-        }
+        kept = {chunk.file for chunk in self._ready()}
         for file in files:
             if file.name not in kept:
                 storage_of(folder).delete(folder / file.name)
+
+    def _ready(self) -> Iterator[Chunk]:
+        copies = self.works.copies
+        for copy in copies.listed(self.name):
+            if copy.chunks_left:
+                yield from copies.chunks(copy.id, [ChunkState.READY])
+
+
+def _mark(chunk: Chunk) -> Mark:
+    return Mark(chunk.copy, chunk.number, chunk.attempt)
 
 
 def _unnamed(copy: Copy) -> NotFoundError:

@@ -17,16 +17,20 @@ from evermark.sources.mongo.target import MongoTarget
 _SPAN_S_MIN = 24 * 3600
 _BRIEF_MS = 20
 _NAMED_MAX = 20
+# Documents as they were at one cluster time, outside of a transaction: copies and repairs read them so.
+_SHOWS_A_TIME = 5
 
 
-def examined(client: Client, target: MongoTarget) -> Iterator[Finding]:
-    """Each look needs the one before it."""
+def examined(client: Client, target: MongoTarget, *, copies: bool = False) -> Iterator[Finding]:
+    """Each look needs the one before it. `copies`: the file wants documents from before."""
     place = where(target.url.open())
     try:
         with translated(place, "asking who answers"):
             found = look_at(client, place)
         yield ok("server", f"MongoDB at {place} is {'' if found.is_sharded else 'the replica set '}{found.name}")
         yield from _streams(client, target, place, found)
+        with translated(place, "asking for the version"):
+            yield said_of_version(client.server_info()["version"], copies=copies)
     except EvermarkError as error:
         yield wrong("server", error.message, error.hint)
         return
@@ -39,6 +43,16 @@ def _streams(client: Client, target: MongoTarget, place: str, found: Deployment)
         changes.next()
     said = f"the database {target.database}" if target.database else "the whole deployment"
     yield ok("changes", f"its user may read the changes of {said}")
+
+
+def said_of_version(version: str, *, copies: bool) -> Finding:
+    said = f"it is MongoDB {version}"
+    if int(version.partition(".")[0]) >= _SHOWS_A_TIME:
+        return ok("version", said)
+    hint = f"upgrade it to {_SHOWS_A_TIME}.0 or newer"
+    if copies:
+        return wrong("version", f"{said}: `start: copy` needs {_SHOWS_A_TIME}.0", f"{hint}, or say `start: now`")
+    return warning("version", f"{said}: `source backfill`, and closing a gap, need {_SHOWS_A_TIME}.0", hint)
 
 
 def _oplog(client: Client, place: str, found: Deployment) -> Finding:

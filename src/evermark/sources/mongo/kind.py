@@ -43,7 +43,7 @@ class MongoKind(SourceKind[MongoSettings]):
         from evermark.sources.mongo.source import MongoChanges
 
         with closing(MongoChanges(settings.target())) as source:
-            found = list(examined(source.client, source.target))
+            found = list(examined(source.client, source.target, copies=settings.start == "copy"))
             yield from found
             if look is not None and not any(each.grade == "wrong" for each in found):
                 yield from look(source).findings
