@@ -6,6 +6,7 @@ refused at collection, so that the first tier stays one of milliseconds.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -36,6 +37,17 @@ HEAVY_FIXTURES = {"spark", "pg_server", "pg_dsn", "mongod", "mongo_server", "mon
 settings.register_profile("evermark", deadline=None, print_blob=True, max_examples=50)
 settings.register_profile("thorough", deadline=None, print_blob=True, max_examples=1_000)
 settings.load_profile("evermark")
+
+# A tenth to a fourth of what a process of tests computes is to look for garbage among modules and syntax trees that
+# stay. What is there once all tests are collected is not looked at again, and what comes, more rarely.
+GARBAGE_AFTER = 50_000
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.set_threshold(GARBAGE_AFTER)
+    gc.enable()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

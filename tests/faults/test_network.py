@@ -17,6 +17,7 @@ class FarScene(Scene):
     """The shop's database and State are beyond the network; whoever writes into the shop is not."""
 
     sections = 'state: {dsn: "${FAR_DSN}"}\n'
+    embeds_state = False
 
     def __init__(self, folder: Path, dsn: str, proxy: TcpProxy) -> None:
         super().__init__(folder, dsn, {"one": None})

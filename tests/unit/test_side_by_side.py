@@ -11,7 +11,15 @@ from pathlib import Path
 import pytest
 
 from evermark.testing.until import until
-from tests.side_by_side import INTERRUPTED, NOTHING_SELECTED, PARTS, ROOT, Runner
+from tests.side_by_side import (
+    FOLDERS_OF_TESTS,
+    INTERRUPTED,
+    NOTHING_SELECTED,
+    PARTS,
+    ROOT,
+    Runner,
+    folders_in_memory,
+)
 
 SAID = 'import sys; print("1.50s call     tests/x.py::slow"); print(sys.argv[1]); sys.exit(int(sys.argv[2]))'
 
@@ -58,6 +66,22 @@ def test_parts_keep_bytecode_though_the_shell_does_not(tmp_path: Path, monkeypat
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     code = "import sys; sys.exit(sys.dont_write_bytecode)"
     assert Runner({"one": ()}, (sys.executable, "-c", code), tmp_path).run(1) == 0
+
+
+def test_folders_are_in_memory_where_there_is_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """GIVEN a disk in memory WHEN it is large THEN the parts have a folder there, which is gone afterwards; else, and
+    where somebody has chosen another folder, nothing is said."""
+    monkeypatch.delenv(FOLDERS_OF_TESTS, raising=False)
+    with folders_in_memory(tmp_path, 1) as environ:
+        code = "import pathlib, os, sys; pathlib.Path(os.environ[sys.argv[1]], 'left').touch()"
+        assert Runner({"one": ()}, (sys.executable, "-c", code, FOLDERS_OF_TESTS), tmp_path, environ).run(1) == 0
+        assert [path.name for path in Path(environ[FOLDERS_OF_TESTS]).iterdir()] == ["left"]
+    assert not [path for path in tmp_path.iterdir() if path.is_dir()]
+    with folders_in_memory(tmp_path, 2**60) as environ, folders_in_memory(tmp_path / "none", 1) as other:
+        assert environ == other == {}
+    monkeypatch.setenv(FOLDERS_OF_TESTS, "chosen")
+    with folders_in_memory(tmp_path, 1) as environ:
+        assert environ == {}
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -33,6 +33,7 @@ class InstancesStage(Stage):
     """`with` begins the load: a line to each partition, one after the other."""
 
     source = SOURCE
+    embeds_state = False
 
     def __init__(
         self,

@@ -30,6 +30,7 @@ from evermark.embedded import postmaster
 from evermark.embedded.postgres import EmbeddedPostgres
 from evermark.log.read import LogReader
 from evermark.storage import Place, readable
+from evermark.testing import ready_folders
 from evermark.testing.commands import REAL, Commands
 from evermark.testing.listener import Failing, Listener, Record
 from evermark.testing.until import until
@@ -182,6 +183,7 @@ class Stage(ABC):
 
     source: str  # its name
     sections: str = ""  # more of the file
+    embeds_state: bool = True  # the file names no other
     commands: ClassVar[Commands] = REAL  # fault tests have a cheaper way
 
     def __init__(self, folder: Path, receivers: Mapping[str, Failing | None], **options: str) -> None:
@@ -228,12 +230,22 @@ class Stage(ABC):
         for listener in self.receivers.values():
             listener.stop()
         # The embedded state outlives a killed instance on purpose; here no other will come back for it.
-        state = EmbeddedPostgres(self.folder / "data" / "state")
+        state = EmbeddedPostgres(self._state_folder)
         if postmaster.running(state.data) is not None:
             with state:  # its last user stops the server
                 pass
 
+    @property
+    def _state_folder(self) -> Path:
+        return self.folder / "data" / "state"
+
+    def _lay_state(self, commands: Commands) -> None:
+        """What is not the real command, where that is cheaper, need not make a data folder either."""
+        if commands is not REAL and self.embeds_state and not self._state_folder.exists():
+            ready_folders.lay(self._state_folder)
+
     def run(self, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        self._lay_state(self.commands)
         done = self.commands.run([*words, "-c", str(self.config)], self.env)
         if check and done.returncode != 0:
             raise AssertionError(f"evermark {' '.join(words)}: {done.stderr}")
@@ -241,6 +253,7 @@ class Stage(ABC):
 
     def up(self, failpoint: str | None = None, commands: Commands | None = None) -> Instance:
         env = {**self.env, "EVERMARK_FAILPOINT": failpoint} if failpoint else self.env
+        self._lay_state(commands or self.commands)
         instance = Instance(self.config, env, self.folder / f"up-{len(self._instances)}.log", commands or self.commands)
         self._instances.append(instance)
         return instance

@@ -25,6 +25,7 @@ from evermark.embedded import datafolder, postmaster
 from evermark.embedded.binaries import Binaries, binaries_in
 from evermark.embedded.postgres import EmbeddedPostgres
 from evermark.errors import EvermarkError
+from evermark.testing import ready_folders
 
 _DROP_TRIES = 250
 _SYSTEM_FOLDER = Path("/usr/lib/postgresql")
@@ -42,6 +43,8 @@ class PostgresServer:
 
     def start(self) -> None:
         is_new = not self.embedded.data.exists()
+        if is_new:
+            ready_folders.lay(self.embedded.folder, self.binaries)
         self.embedded.start()
         if is_new and self.binaries.major < datafolder.SCRAM_ITERATIONS_SINCE:
             with self.admin() as admin:
