@@ -18,6 +18,7 @@ from evermark.event import TAKEN
 from evermark.sources.postgres.lsn import Incarnation, Position, lsn_of, lsn_text, positions
 from evermark.sources.postgres.read.chunks import BUCKET, Packed, chunked, in_order, unpack
 from evermark.sources.postgres.read.outbox_rows import OutboxDecoder
+from evermark.sources.postgres.read.pgoutput import View, walk
 
 HERE = Incarnation(0x6AF913B6A5BFDB28, 3)
 COLUMNS = ("id", "created_at", "stream_id", "stream", "op", "key", "payload", "before", "schema_version")
@@ -376,3 +377,14 @@ def test_batches_hold_strings_of_their_own() -> None:
     batch = decoder().decode(*chunk([begin(16), relation(), *[event(i) for i in range(100)], commit(16)]))
     assert batch is not None
     assert pa.Table.from_batches([batch]).get_total_buffer_size() < 60_000
+
+
+def test_a_value_that_says_it_is_longer_than_its_message_is_marked_at_once() -> None:
+    """GIVEN three rows of text, the second with a length that reaches into the third WHEN they are walked THEN it alone
+    is not intact, and nothing of it lies behind its end."""
+    rows = [b"t\0\0\0\1a" + b"t\0\0\0\2bc", b"t\0\0\0\x09a" + b"t\0\0\0\2bc", b"t\0\0\0\1a" + b"t\0\0\0\2bc"]
+    ends = np.cumsum([len(row) for row in rows])
+    view = View(b"".join(rows) + b"C1234567")
+    for number, (cells, intact) in enumerate(walk(view, ends - [len(row) for row in rows], ends, 2), start=1):
+        assert intact.tolist() == [True, False, True]
+        assert (cells.start + cells.length <= ends).all() and cells.length[intact].tolist() == [number, number]

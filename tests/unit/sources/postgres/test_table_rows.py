@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from evermark.sources.postgres.lsn import Incarnation, Position, WalPages
 from evermark.sources.postgres.read.pgoutput import Relation
@@ -48,13 +50,13 @@ def insert(*values: bytes) -> bytes:
     return b"I" + struct.pack(">I", 5) + b"N" + struct.pack(">H", len(values)) + cells
 
 
-def decoded(*messages: bytes, hashed: tuple[str, ...] = ()) -> list[dict[str, Any]]:
+def decoded(*messages: bytes, hashed: tuple[str, ...] = (), header: bytes = b"") -> list[dict[str, Any]]:
     found = TablesDecoder(
         Position(HERE, 0), Position(HERE, 2000),
         catalog=OneTable(), versions=NoVersions(), hashed={"public.t": hashed}, pages=WalPages(),
     )  # fmt: skip
-    whole = (BEGIN, RELATION, *messages, COMMIT)
-    (batch,) = found.batches(np.array([len(each) for each in whole], np.int64), b"".join(whole))
+    whole = [header + each for each in (BEGIN, RELATION, *messages, COMMIT)]
+    (batch,) = found.batches(np.array([len(each) for each in whole], np.int64), b"".join(whole), len(header))
     rows: list[dict[str, Any]] = batch.to_pylist()
     return rows
 
@@ -76,7 +78,27 @@ def test_a_row_that_cannot_be_read_is_poison_and_keeps_its_place(bad: bytes) -> 
     assert [row["op"] for row in rows] == ["schema", "insert", "poison", "insert"]
     assert [row["position"][-8:] for row in rows] == ["00000000", "00000001", "00000003", "00000005"]
     assert rows[2]["bytes"] == bad and "reason" in rows[2]["payload"]
+    assert [row["flags"] for row in rows] == [[], [], [], []]
     assert [rows[1]["key"], rows[3]["key"]] == ["1", "3"]
+
+
+@given(row=st.integers(0, 4), at=st.integers(0, 60), byte=st.integers(0, 255), cut=st.integers(0, 20))
+def test_a_damaged_row_never_reaches_into_its_neighbours(row: int, at: int, byte: int, cut: int) -> None:
+    """Any byte changed, any end cut off: the other rows are read as ever, and the damaged one keeps its place."""
+    messages = [insert(str(n).encode(), b"v" * n) for n in range(5)]
+    damaged = bytearray(messages[row])
+    damaged[5 + at % (len(damaged) - 5)] = byte  # the kind and the table stay
+    messages[row] = bytes(damaged[: max(6, len(damaged) - cut)])
+    rows = decoded(*messages)
+    assert [found["position"][-8:] for found in rows[1:]] == [f"{2 * n + 1:08x}" for n in range(5)]
+    good = [(found["key"], found["payload"]) for n, found in enumerate(rows[1:]) if n != row]
+    assert good == [(str(n), f'{{"id":"{n}","v":"{"v" * n}"}}') for n in range(5) if n != row]
+
+
+def test_what_stands_in_front_of_each_message_is_passed_over() -> None:
+    """As a replication stream has it: the header of its own message belongs to none of ours."""
+    plain = decoded(insert(b"1", b"a"), insert(b"2", b""))
+    assert decoded(insert(b"1", b"a"), insert(b"2", b""), header=b"w" * 25) == plain
 
 
 def test_poison_of_a_table_with_something_to_hide_has_no_bytes() -> None:

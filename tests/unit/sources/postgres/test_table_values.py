@@ -55,8 +55,31 @@ def test_arrays_of_text_are_read_back(values: list[list[str | None]]) -> None:
 
 
 @pytest.mark.parametrize(
+    "odd", ["{}", "{NULL}", '{"a b"}', "{{a,b}}", "[0:1]={a,b}", "{1}2", "x{a}", "{\\x01}", "{\x01}"]
+)
+@given(st.lists(st.lists(st.sampled_from(["a", "-2.5", "é", "b c"]), min_size=1), min_size=1), st.integers(0, 1))
+def test_plain_arrays_are_as_each_is_alone(odd: str, lists: list[list[str]], skipped: int) -> None:
+    """GIVEN arrays that a look at their bytes tells to be lists WHEN one is written otherwise THEN it is noticed."""
+    plain = ["{" + ",".join(each) + "}" for each in lists]
+    for values in ([*plain, *plain], [*plain, odd, *plain]):
+        made = column(pa.array(values, pa.string())[skipped:], array_of(TEXT))
+        assert made.json().to_pylist() == [as_json(text, array_of(TEXT)) for text in values[skipped:]]
+        assert made.text.to_pylist() == made.json().to_pylist()
+
+
+def test_a_key_has_all_of_its_text() -> None:
+    """GIVEN times in UTC WHEN they are taken as text, as a key is, THEN the zone is as in JSON."""
+    made = column(pa.array(["2024-01-02 03:04:05+00"]), TIMESTAMP)
+    assert made.text.to_pylist() == ["2024-01-02T03:04:05+00:00"] and made.json().to_pylist() == [
+        '"2024-01-02T03:04:05+00:00"'
+    ]
+
+
+@pytest.mark.parametrize(
     ("element", "values"),
     [
+        (FLOAT, [[1.5, -1e300], [2.0]]),
+        (INTEGER, [[1], [2, 3]]),
         (INTEGER, [[1, None], [], [[1, 2], [3, -4]]]),
         (BIGINT, [[1, 2**53 - 1, None], [2**53, 5]]),
         (BOOLEAN, [[True, None, False]]),

@@ -24,8 +24,9 @@ class Ask(Protocol):
 class Decoder(Protocol):
     """Fed with chunks of messages in the order the server sent them."""
 
-    def batches(self, lengths: I64, data: bytes) -> Iterator[Rows]:
-        """The events of a chunk, as `evermark.event.TAKEN`. To be read to its end before the next chunk is given."""
+    def batches(self, lengths: I64, data: bytes, skip: int = 0) -> Iterator[Rows]:
+        """The events of a chunk, as `evermark.event.TAKEN`. To be read to its end before the next chunk is given.
+        `skip`: so many bytes stand in front of each message, and belong to it by its length."""
 
 
 class Capture(ABC):

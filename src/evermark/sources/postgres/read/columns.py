@@ -7,9 +7,11 @@ import pyarrow as pa
 
 from evermark.sources.postgres.read.pgoutput import I64, Mask, View
 
+_ASCII_END = 128
 
-def gather(view: View, start: I64, length: I64, present: Mask) -> pa.Array:
-    """Many pieces of one buffer as a binary array.
+
+def gather(view: View, start: I64, length: I64, present: Mask | None = None) -> pa.Array:
+    """Many pieces of one buffer as a binary array; null where they are not `present`.
 
     Arrow sees the buffer as field, gap, field, gap …, and copies the fields out: no index per byte is ever made.
     """
@@ -21,8 +23,10 @@ def gather(view: View, start: I64, length: I64, present: Mask) -> pa.Array:
     offsets[1::2] = start + length
     spaced = pa.Array.from_buffers(pa.binary(), 2 * rows - 1, [None, pa.py_buffer(offsets), pa.py_buffer(view.data)])
     packed = spaced.take(pa.array(np.arange(0, 2 * rows, 2)))
+    if present is None or present.all():
+        return packed
     _, packed_offsets, values = packed.buffers()
-    bitmap = None if present.all() else pa.py_buffer(np.packbits(present, bitorder="little"))
+    bitmap = pa.py_buffer(np.packbits(present, bitorder="little"))
     return pa.Array.from_buffers(pa.binary(), rows, [bitmap, packed_offsets, values])
 
 
@@ -33,6 +37,8 @@ def decoded(raw: pa.Array, encoding: str) -> tuple[pa.Array, Mask]:
     bad = np.zeros(len(raw), dtype=np.bool_)
     if encoding == "utf-8":
         text = raw.view(pa.string())
+        if _is_ascii(raw):  # most are, which is seen at once
+            return text, bad
         try:
             text.validate(full=True)
         except pa.ArrowInvalid:
@@ -47,3 +53,8 @@ def decoded(raw: pa.Array, encoding: str) -> tuple[pa.Array, Mask]:
             bad[row] = True
             values.append(None)
     return pa.array(values, pa.string()), bad
+
+
+def _is_ascii(raw: pa.Array) -> bool:
+    data = raw.buffers()[2]
+    return data is None or not data.size or int(np.frombuffer(data, np.uint8).max()) < _ASCII_END

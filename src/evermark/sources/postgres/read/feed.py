@@ -44,7 +44,7 @@ IDLE_EVERY_S = 10.0
 _LAST_LSN = (1 << 64) - 1
 _PG_EPOCH_S = 946_684_800
 _WAL, _KEEPALIVE = b"wk"
-_BEGIN, _COMMIT, _MESSAGE = b"BCM"
+_LIMITS = _BEGIN, _COMMIT, _MESSAGE = b"BCM"
 _WAL_HEADER = 25
 
 
@@ -67,7 +67,7 @@ class SlotFeed(Feed):
         self._look = look
         self._on_confirmed = confirmed
         self._changed = threading.Condition()
-        self._messages: list[bytes] = []
+        self._messages: list[bytes] = []  # each with the header of its WAL data
         self._bytes = 0
         self._whole = 0  # how many of the messages make whole transactions
         self._open = False  # in the middle of a transaction
@@ -146,7 +146,7 @@ class SlotFeed(Feed):
         while not ended:
             messages, ended = self._pop()
             lengths = np.fromiter(map(len, messages), np.int64, len(messages))
-            yield from self._decoder.batches(lengths, b"".join(messages))
+            yield from self._decoder.batches(lengths, b"".join(messages), _WAL_HEADER)
 
     def taken_to(self) -> str:
         return self._start.incarnation.at(self._taken)
@@ -203,17 +203,23 @@ class SlotFeed(Feed):
 
     def _take_in(self) -> None:
         """All that has arrived, as far as there is room."""
-        get, wants_answer, size, came = self._connection.get_copy_data, False, 0, False
+        get, wants_answer, size = self._connection.get_copy_data, False, 0
         with self._changed:  # once for all of it: most messages are rows, and there are many
-            while self._bytes < BUFFER_BYTES:
+            messages, room = self._messages, BUFFER_BYTES - self._bytes
+            already = len(messages)
+            while room > 0:
                 size, data = get(1)
                 if size <= 0:
                     break
-                if data[0] == _KEEPALIVE:
-                    wants_answer = self._kept_alive(bytes(data)) or wants_answer
-                else:
-                    self._message(bytes(data[_WAL_HEADER:]))
-                    came = True
+                message = bytes(data)
+                if message[0] == _KEEPALIVE:
+                    wants_answer = self._kept_alive(message) or wants_answer
+                    continue
+                messages.append(message)
+                room -= size
+                if message[_WAL_HEADER] in _LIMITS:
+                    self._limit(message)
+            self._bytes, came = BUFFER_BYTES - room, len(messages) > already
             news = (came and (self._whole > 0 or self._bytes >= PIECE_BYTES)) or self._is_idle()
             if news:
                 self._changed.notify_all()
@@ -231,20 +237,19 @@ class SlotFeed(Feed):
             self._end = max(self._end, end)
         return bool(wants_answer)
 
-    def _message(self, body: bytes) -> None:
-        self._messages.append(body)
-        self._bytes += len(body)
-        kind = body[0]
+    def _limit(self, message: bytes) -> None:
+        """The last message begins or ends something."""
+        kind = message[_WAL_HEADER]
         if kind == _BEGIN:
             self._open = True
         elif kind == _COMMIT:
             self._open = False
             self._whole = len(self._messages)
-            (self._end,) = struct.unpack_from(">Q", body, 10)
+            (self._end,) = struct.unpack_from(">Q", message, _WAL_HEADER + 10)
         elif kind == _MESSAGE and not self._open:
             # A logical message outside any transaction is whole by itself. It tells where its record ends.
             self._whole = len(self._messages)
-            (self._end,) = struct.unpack_from(">Q", body, 2)
+            (self._end,) = struct.unpack_from(">Q", message, _WAL_HEADER + 2)
 
     def _send_status(self) -> None:
         now = int((time.time() - _PG_EPOCH_S) * 1_000_000)

@@ -69,13 +69,13 @@ class OutboxDecoder:
         self._encoding = encoding
         self._reader = PgoutputReader(start, end)
 
-    def batches(self, lengths: I64, data: bytes) -> Iterator[pa.RecordBatch]:
-        batch = self.decode(lengths, data)
+    def batches(self, lengths: I64, data: bytes, skip: int = 0) -> Iterator[pa.RecordBatch]:
+        batch = self.decode(lengths, data, skip)
         if batch is not None:
             yield batch
 
-    def decode(self, lengths: I64, data: bytes) -> pa.RecordBatch | None:
-        changes = self._reader.feed(lengths, data)
+    def decode(self, lengths: I64, data: bytes, skip: int = 0) -> pa.RecordBatch | None:
+        changes = self._reader.feed(lengths, data, skip)
         parts: list[tuple[I64, pa.RecordBatch]] = []
         for rows, relation in self._groups(changes):
             parts += self._rows(changes, rows, relation)

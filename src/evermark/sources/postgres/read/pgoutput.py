@@ -39,6 +39,7 @@ _HAS_RELATION = np.zeros(256, dtype=np.bool_)
 _HAS_RELATION[list(b"IUDT")] = True
 
 NULL, UNCHANGED, TEXT, BINARY = b"nutb"
+_WORD = 8  # read at once where a value begins
 COLUMNS_MAX = 1664
 
 
@@ -67,6 +68,7 @@ class Cells:
     kind: U8
     start: I64
     length: I64
+    whole: bool = False  # every row has a value
 
 
 @dataclass(frozen=True)
@@ -158,11 +160,12 @@ class PgoutputReader:
         self._open: _Open | None = None
         self._relations: dict[int, Relation] = {}
 
-    def feed(self, lengths: I64, data: bytes) -> Changes:
+    def feed(self, lengths: I64, data: bytes, skip: int = 0) -> Changes:
+        """`skip`: so many bytes in front of each message are none of it."""
         view = View(data)
-        starts, ends = _frame(lengths, data)
+        starts, ends = _frame(lengths, data, skip)
         begins = view.u8[starts] == _BEGIN
-        if np.any(lengths[begins] != _BEGIN_BYTES):
+        if np.any((ends - starts)[begins] != _BEGIN_BYTES):
             raise FormatError("a Begin message of pgoutput has an unknown shape", hint="is the plugin pgoutput?")
         starts, ends, table = _each_truncated(view, starts, ends)
         kind = view.u8[starts]
@@ -246,12 +249,12 @@ class PgoutputReader:
         return index, known
 
 
-def _frame(lengths: I64, data: bytes) -> tuple[I64, I64]:
+def _frame(lengths: I64, data: bytes, skip: int) -> tuple[I64, I64]:
     ends = np.cumsum(lengths, dtype=np.int64)
     total = int(ends[-1]) if len(ends) else 0
-    if total != len(data) or (len(lengths) and int(lengths.min()) < 1):
+    if total != len(data) or (len(lengths) and int(lengths.min()) <= skip):
         raise FormatError("a chunk of pgoutput does not have the length it says", hint="report this, with the log")
-    return ends - lengths, ends
+    return ends - lengths + skip, ends
 
 
 def _each_truncated(view: View, starts: I64, ends: I64) -> tuple[I64, I64, I64]:
@@ -331,23 +334,39 @@ def walk(view: View, at: I64, end: I64, columns: int) -> Iterator[tuple[Cells, M
     """
     last = len(view.data) - 1
     intact = np.ones(len(at), dtype=np.bool_)
+    is_intact = True
+    alike = {kind: np.full(len(at), kind, dtype=np.uint8) for kind in (TEXT, BINARY)}
     for _ in range(columns):
+        if is_intact and (found := _all_lengths(view, at, end)) is not None:
+            kind_of_all, length = found
+            start = at + 5
+            at = start + length
+            yield Cells(alike[kind_of_all], start, length, whole=True), intact
+            continue
         inside = at < end
-        kind = view.u8[at if inside.all() else np.minimum(at, last)]
+        kind = view.u8[np.minimum(at, last)]
         valued = (kind == TEXT) | (kind == BINARY)
-        fits = at + 5 <= end
-        if inside.all() and valued.all() and fits.all():  # the usual column: a value in every row
-            start, length = at + 5, view.numbers(at + 1, ">i4").astype(np.int64)
-        else:
-            intact &= inside & ((valued & fits) | (kind == NULL) | (kind == UNCHANGED))
-            valued &= intact
-            length = view.numbers(np.where(valued, at + 1, 0), ">i4").astype(np.int64)
-            length[~valued] = 0
-            start = at + np.where(valued, 5, 1)
-        beyond = start + length > end
-        intact &= (length >= 0) & ~beyond
-        if not intact.all():
+        intact &= inside & ((valued & (at + 5 <= end)) | (kind == NULL) | (kind == UNCHANGED))
+        valued &= intact
+        length = view.numbers(np.where(valued, at + 1, 0), ">i4").astype(np.int64)
+        length[~valued] = 0
+        start = at + np.where(valued, 5, 1)
+        intact &= (length >= 0) & (start + length <= end)
+        is_intact = bool(intact.all())
+        if not is_intact:
             start = np.where(intact, start, end)
             length = np.where(intact, length, 0)
         at = start + length
         yield Cells(kind, start, length), intact
+
+
+def _all_lengths(view: View, at: I64, end: I64) -> tuple[int, I64] | None:
+    """Of the usual column, at half the cost: every row has a value that ends within its message, sent in one way."""
+    if not len(at) or int(at.max()) + _WORD > len(view.data):
+        return None
+    words = view.blocks(at, _WORD)  # the kind, the length, and some of the value
+    kind = int(words[0, 0])
+    if kind not in (TEXT, BINARY) or not (words[:, 0] == kind).all():
+        return None
+    length = np.ndarray(len(at), dtype=">u4", buffer=words, offset=1, strides=(_WORD,)).astype(np.int64)
+    return None if (at + 5 + length > end).any() else (kind, length)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -54,12 +54,15 @@ STRIDE = 2  # of ordinals: one in front of every change is for the table's descr
 OWN_PREFIX = "evermark"  # logical messages of our own
 BINARY_FLAG = "binary"
 _PG_EPOCH_US = 946_684_800_000_000
+_FLAGS = TAKEN.field("flags").type
 _OPS = {INSERT: Op.INSERT, UPDATE: Op.UPDATE, DELETE: Op.DELETE}
 _IDENTITIES = {"d": "default", "f": "full", "i": "index", "n": "nothing"}
 _KNOWN_KINDS = np.zeros(256, dtype=np.bool_)
 _KNOWN_KINDS[list(b"IUDTM")] = True
 
-Part = tuple[I64, pa.RecordBatch]  # the events, and the order they belong in
+# Events: the places they belong in, and what they have besides where they stand; a scalar is of each of them. The place
+# of a change is twice its number; the one before it is for what is told in front of it.
+Part = tuple[I64, Mapping[str, object]]
 
 
 @dataclass(frozen=True)
@@ -137,8 +140,8 @@ class TablesDecoder:
         """The last version of a table that this decoder knows."""
         return self._latest.get(stream)
 
-    def batches(self, lengths: I64, data: bytes) -> Iterator[Rows]:
-        changes = self._reader.feed(lengths, data)
+    def batches(self, lengths: I64, data: bytes, skip: int = 0) -> Iterator[Rows]:
+        changes = self._reader.feed(lengths, data, skip)
         begin = 0
         for row, mark in self._marked(changes):
             if (batch := self._events(changes.between(begin, row))) is not None:
@@ -163,7 +166,7 @@ class TablesDecoder:
             parts.append((2 * strange, self._poison(changes, strange, "a message of an unknown kind", "poison")))
         if told:
             self._versions.keep(told)
-        return _in_order(parts)
+        return self._in_order(changes, parts)
 
     # rows of a copy
 
@@ -194,7 +197,8 @@ class TablesDecoder:
             )
         if told:
             self._versions.keep(told)
-        yield from (batch for _, batch in parts)
+        if (batch := self._in_order(at, parts)) is not None:
+            yield batch
         ready = found.ready
         if (
             ready is None
@@ -261,7 +265,7 @@ class TablesDecoder:
             position = self._incarnation.at(int(lsn[0]), int(ordinal[0]))
             known = TableVersion(relation.stream, version, position, shape, relation.columns, hides, wanted)
             if self._reader.in_range(lsn, ordinal)[0]:
-                parts.append((np.array([2 * row - 1]), self._schema_event(changes, row, table)))
+                parts.append((np.array([2 * row - 1]), self._schema_event(table)))
         elif latest.wanted != wanted:
             known = replace(latest, hashed=hides, wanted=wanted)  # the same version, with the file's new word
         else:
@@ -270,21 +274,15 @@ class TablesDecoder:
         told.append(known)
         return table
 
-    def _schema_event(self, changes: Changes, row: int, table: Table) -> pa.RecordBatch:
-        rows, relation = np.array([row]), table.relation
+    def _schema_event(self, table: Table) -> Mapping[str, object]:
+        relation = table.relation
         names = self._catalog.type_names(relation)
         columns = [
             {"name": name, "type": kind, "key": number in table.keys}
             for number, (name, kind) in enumerate(zip(relation.columns, names, strict=True))
         ]
         told = {"columns": columns, "identity": _IDENTITIES.get(relation.identity, relation.identity)}
-        built = self._standing(changes, rows, before=1) | {
-            "stream": [relation.stream],
-            "op": [str(Op.SCHEMA)],
-            "payload": [json.dumps(told, ensure_ascii=False)],
-            "schema_version": [table.version],
-        }
-        return taken_batch(built, 1)
+        return _named(table, Op.SCHEMA) | {"payload": [json.dumps(told, ensure_ascii=False)]}
 
     # changes of one table
 
@@ -292,29 +290,26 @@ class TablesDecoder:
         kind = changes.kind[rows]
         truncates = rows[kind == TRUNCATE]
         if len(truncates):
-            built = self._standing(changes, truncates) | self._named(table, len(truncates), Op.TRUNCATE)
-            yield 2 * truncates, taken_batch(built, len(truncates))
+            yield 2 * truncates, _named(table, Op.TRUNCATE)
         marks = changes.view.u8[np.minimum(changes.start[rows] + 5, changes.end[rows] - 1)]
-        for code, op in _OPS.items():
-            for mark in np.unique(marks[kind == code]).tolist():
-                yield from self._alike(changes, rows[(kind == code) & (marks == mark)], table, op, mark)
+        for chosen, is_delete in ((kind == DELETE, True), ((kind == INSERT) | (kind == UPDATE), False)):
+            for mark in np.unique(marks[chosen]).tolist():
+                yield from self._alike(changes, rows[chosen & (marks == mark)], table, mark, is_delete=is_delete)
 
-    def _alike(self, changes: Changes, rows: I64, table: Table, op: Op, mark: int) -> Iterator[Part]:
-        """Changes of one kind that all have, or have not, an old row of the same completeness."""
+    def _alike(self, changes: Changes, rows: I64, table: Table, mark: int, *, is_delete: bool) -> Iterator[Part]:
+        """Changes that all have, or have not, an old row of the same completeness, and a new one."""
         at, end = changes.start[rows] + 5, changes.end[rows]
         old = new = None
         if mark in b"KO":
             old = _image(changes.view, at, end, table, bytes([mark]))
             at = old.end
-        if op is not Op.DELETE:
+        if not is_delete:
             new = _image(changes.view, at, end, table, b"N")
         last = new if new is not None else old
         intact = (last.end == end) if last is not None else np.zeros(len(rows), np.bool_)
         for image in (old, new):
             if image is not None:
                 intact = intact & image.intact
-        if op is Op.DELETE and old is None:
-            intact = np.zeros(len(rows), np.bool_)
         if not intact.all():
             bad = rows[~intact]
             yield 2 * bad, self._poison(changes, bad, "the row does not have the shape of its table", table)
@@ -326,8 +321,10 @@ class TablesDecoder:
             new = _with_known(new, old)
         whole = mark == ord("O")
         for chosen, unknown in _patterns(new, len(rows)):
-            some = rows[chosen]
-            built, bad = self._built(table, op, _rows_of(old, chosen), _rows_of(new, chosen), unknown, whole=whole)
+            some, images = rows, (old, new)
+            if len(chosen) < len(rows):
+                some, images = rows[chosen], (_rows_of(old, chosen), _rows_of(new, chosen))
+            built, bad = self._built(table, *images, unknown, whole=whole)
             if bad.any():
                 reason = f"a value is not text in {self._encoding}"
                 yield 2 * some[bad], self._poison(changes, some[bad], reason, table)
@@ -335,11 +332,11 @@ class TablesDecoder:
                     continue
                 keep = pa.array(~bad)
                 some, built = some[~bad], {k: v.filter(keep) for k, v in built.items()}
-            named = self._named(table, len(some), op, [UNKNOWN + table.relation.columns[n] for n in unknown])
-            yield 2 * some, taken_batch(self._standing(changes, some) | named | built, len(some))
+            flags = [UNKNOWN + table.relation.columns[n] for n in unknown]
+            yield 2 * some, _named(table, _ops(changes.kind[some]), flags) | built
 
     def _built(
-        self, table: Table, op: Op, old: Image | None, new: Image | None, unknown: tuple[int, ...], *, whole: bool
+        self, table: Table, old: Image | None, new: Image | None, unknown: tuple[int, ...], *, whole: bool
     ) -> tuple[dict[str, pa.Array], Mask]:
         """The columns of an event that come from its rows, and which of them cannot be read."""
         built: dict[str, pa.Array] = {}
@@ -354,7 +351,7 @@ class TablesDecoder:
             columns = self._columns(table, old, list(every) if whole else list(table.identity), bad)
             built["before"] = payload_of(table, columns, rows)
             earlier = key_of(table, columns, rows)
-            if op is Op.DELETE:
+            if new is None:
                 built["key"] = earlier
             else:
                 same = pc.equal(built["key"], earlier).fill_null(True)
@@ -389,14 +386,29 @@ class TablesDecoder:
             flags.append([BINARY_FLAG] if binary else [])
         if kept:
             some = np.array(kept)
-            built = self._standing(changes, some)
-            built |= {"stream": streams, "op": [str(Op.MESSAGE)] * len(kept), "payload": payloads, "flags": flags}
-            yield 2 * some, taken_batch(built, len(kept))
+            told = {"stream": streams, "op": _text_scalar(Op.MESSAGE), "payload": payloads, "flags": flags}
+            yield 2 * some, told
 
     # what all events have
 
-    def _standing(self, changes: Changes, rows: I64, before: int = 0) -> dict[str, object]:
-        """Where the events stand; `before`: in front of these changes."""
+    def _in_order(self, changes: Changes, parts: list[Part]) -> pa.RecordBatch | None:
+        """All parts as one batch, with where each event stands."""
+        if not parts:
+            return None
+        sizes = [len(places) for places, _ in parts]
+        places, order = np.concatenate([places for places, _ in parts]), None
+        if len(parts) > 1:
+            order = np.argsort(places, kind="stable")
+            places = places[order]
+        built = self._standing(changes, (places + 1) // 2, places % 2)
+        for field in TAKEN:
+            if any(field.name in columns for _, columns in parts):
+                given = [columns.get(field.name, pa.scalar(None, field.type)) for _, columns in parts]
+                built[field.name] = _one_column(given, sizes, order, field.type)
+        return taken_batch(built, len(places))
+
+    def _standing(self, changes: Changes, rows: I64, before: I64) -> dict[str, object]:
+        """Where the events stand; `before`: 1 for those in front of their change."""
         lsn, ordinal = changes.lsn[rows], changes.ordinal[rows] - before
         text = np.empty((len(rows), 40), np.uint8)
         text[:, :16] = self._id_prefix
@@ -409,29 +421,20 @@ class TablesDecoder:
             "position": positions(self._incarnation, lsn, ordinal.astype(np.uint32)),
             "tx": pa.array(changes.xid[rows], mask=~inside).cast(pa.string()),
             "event_time": pa.array(micros, mask=~inside).cast(TIMESTAMP),
-            "flags": _flags(len(rows), []),
         }
 
-    def _named(self, table: Table, rows: int, op: Op, flags: list[str] | None = None) -> dict[str, object]:
-        return {
-            "stream": pa.repeat(pa.scalar(table.relation.stream, pa.string()), rows),
-            "op": pa.repeat(pa.scalar(str(op), pa.string()), rows),
-            "schema_version": pa.repeat(pa.scalar(table.version, pa.int32()), rows),
-            "flags": _flags(rows, flags or []),
-        }
-
-    def _poison(self, changes: Changes, rows: I64, reason: str, table: Table | str) -> pa.RecordBatch:
+    def _poison(self, changes: Changes, rows: I64, reason: str, table: Table | str) -> Mapping[str, object]:
         """Without its bytes where the table has something to hide."""
         hides = isinstance(table, Table) and bool(table.hashed)
         raw = [None if hides else changes.view.data[changes.start[i] : changes.end[i]] for i in rows.tolist()]
         stream = table.relation.stream if isinstance(table, Table) else table
-        built = self._standing(changes, rows) | {
-            "stream": [stream] * len(rows),
-            "op": [str(Op.POISON)] * len(rows),
-            "payload": [json.dumps({"reason": reason})] * len(rows),
+        return {
+            "stream": _text_scalar(stream),
+            "op": _text_scalar(Op.POISON),
+            "payload": _text_scalar(json.dumps({"reason": reason})),
+            "flags": pa.scalar([], _FLAGS),
             "bytes": raw,
         }
-        return taken_batch(built, len(rows))
 
 
 def _micros(at: Changes) -> int:
@@ -464,7 +467,7 @@ def _image(view: View, at: I64, end: I64, table: Table, mark: bytes) -> Image:
 def _rows_of(image: Image | None, chosen: Mask | I64) -> Image | None:
     if image is None:
         return None
-    cells = [Cells(each.kind[chosen], each.start[chosen], each.length[chosen]) for each in image.cells]
+    cells = [Cells(each.kind[chosen], each.start[chosen], each.length[chosen], each.whole) for each in image.cells]
     return Image(image.view, cells, image.end[chosen], image.intact[chosen])
 
 
@@ -485,7 +488,8 @@ def _with_known(new: Image, old: Image) -> Image:
 
 def _patterns(new: Image | None, rows: int) -> Iterator[tuple[I64, tuple[int, ...]]]:
     """The rows by which of their columns were not sent; nearly always it is none."""
-    absent = [n for n, cells in enumerate(new.cells) if (cells.kind == UNCHANGED).any()] if new is not None else []
+    cells = [] if new is None else new.cells
+    absent = [n for n, each in enumerate(cells) if not each.whole and (each.kind == UNCHANGED).any()]
     if new is None or not absent:
         yield np.arange(rows), ()
         return
@@ -497,9 +501,12 @@ def _patterns(new: Image | None, rows: int) -> Iterator[tuple[I64, tuple[int, ..
 
 def _text(view: View, cells: Cells, encoding: str, bad: Mask) -> pa.Array:
     """The values as text; rows whose value is none in this encoding are noted in `bad`."""
-    present = cells.kind == TEXT
-    bad |= ~(present | (cells.kind == NULL))
-    raw = gather(view, cells.start, np.where(present, cells.length, 0), present)
+    if cells.whole and (cells.kind[:1] == TEXT).all():
+        raw = gather(view, cells.start, cells.length)
+    else:
+        present = cells.kind == TEXT
+        bad |= ~(present | (cells.kind == NULL))
+        raw = gather(view, cells.start, np.where(present, cells.length, 0), present)
     text, odd = decoded(raw, encoding)
     bad |= odd
     return text
@@ -529,16 +536,41 @@ def _refuse(constant: str) -> None:
     raise ValueError(f"{constant} is not JSON")
 
 
-def _flags(rows: int, flags: list[str]) -> pa.Array:
-    ends = np.arange(rows + 1, dtype=np.int32) * len(flags)
-    return pa.ListArray.from_arrays(pa.array(ends), pa.array(flags * rows, pa.string()))
+def _text_scalar(text: str) -> pa.Scalar:
+    return pa.scalar(str(text), pa.string())
 
 
-def _in_order(parts: list[Part]) -> pa.RecordBatch | None:
-    if not parts:
-        return None
-    if len(parts) == 1:
-        return parts[0][1]
-    order = np.argsort(np.concatenate([rows for rows, _ in parts]), kind="stable")
-    table = pa.Table.from_batches([batch for _, batch in parts], TAKEN).take(pa.array(order))
-    return table.combine_chunks().to_batches()[0]
+def _ops(kind: U8) -> object:
+    """Of inserts and updates, or of deletes alone."""
+    if (kind == kind[0]).all():
+        return _text_scalar(_OPS[int(kind[0])])
+    return pa.array([str(Op.INSERT), str(Op.UPDATE)]).take(pa.array((kind == UPDATE).astype(np.int8)))
+
+
+def _named(table: Table, op: object, flags: Sequence[str] = ()) -> dict[str, object]:
+    return {
+        "stream": _text_scalar(table.relation.stream),
+        "op": _text_scalar(op) if isinstance(op, Op) else op,
+        "schema_version": pa.scalar(table.version, pa.int32()),
+        "flags": pa.scalar(list(flags), _FLAGS),
+    }
+
+
+def _one_column(given: Sequence[object], sizes: Sequence[int], order: I64 | None, kind: pa.DataType) -> pa.Array:
+    """One column of several parts, in this order."""
+    if all(isinstance(each, pa.Scalar) for each in given):
+        known: list[object] = []
+        for each in given:
+            if each not in known:
+                known.append(each)
+        codes = np.repeat(np.array([known.index(each) for each in given], np.int32), sizes)
+        values = pa.array([each.as_py() for each in known], kind)  # type: ignore[attr-defined]
+        return values.take(pa.array(codes if order is None else codes[order]))
+    arrays = [_as_array(each, size, kind) for each, size in zip(given, sizes, strict=True)]
+    return arrays[0] if order is None else pa.concat_arrays(arrays).take(pa.array(order))
+
+
+def _as_array(given: object, size: int, kind: pa.DataType) -> pa.Array:
+    if isinstance(given, pa.Scalar):
+        return pa.array([given.as_py()], kind).take(pa.array(np.zeros(size, np.int32)))
+    return given if isinstance(given, pa.Array) else pa.array(given, kind)

@@ -46,13 +46,14 @@ class Form(Enum):
 _NO_NUMBERS = ("NaN", "Infinity", "-Infinity")
 # Arrays, by the form of their elements: which cannot be written by replacing, and what is replaced in the others.
 _COMMON = (("{", "["), ("}", "]"), (",", ", "))
-_FLAT_TEXTS = (("{", '["'), ("}", '"]'), (",", '", "'))
+# Without any of these they may be flat lists; elements without quotes have neither braces nor delimiters.
+_NOT_FLAT = {Form.INTEGER: (b"NULL",), Form.FLOAT: (b"NULL", b"a", b"I"), Form.TEXT: (b"NULL", b'"', b"\\")}
 _UNLIKE_JSON = {
-    Form.INTEGER: "^[^{]",
-    Form.BIGINT: r"^[^{]|\d{16}",
-    Form.FLOAT: "^[^{]|a|I",
-    Form.BOOLEAN: "^[^{]",
-    Form.TEXT: r'^[^{]|["\\\x00-\x1f]',
+    Form.INTEGER: "^[^{]|[^}]$",
+    Form.BIGINT: r"^[^{]|[^}]$|\d{16}",
+    Form.FLOAT: "^[^{]|[^}]$|a|I",
+    Form.BOOLEAN: "^[^{]|[^}]$",
+    Form.TEXT: r'^[^{]|[^}]$|["\\\x00-\x1f]',
 }
 _AS_JSON = {
     Form.INTEGER: _COMMON,
@@ -97,26 +98,36 @@ BUILT_IN = {
 
 @dataclass(frozen=True)
 class Column:
-    """One column of many rows: its values as text, null where there is none, and which of them JSON quotes."""
+    """One column of many rows: its values as text, null where there is none, and which of them JSON quotes.
 
-    text: pa.Array
+    `around`: what stands before and after each of them besides, where there is a value in every row.
+    """
+
+    inner: pa.Array
     quoted: Mask | bool = field(default=True)
+    around: tuple[str, str] = ("", "")
+
+    @property
+    def text(self) -> pa.Array:
+        before, after = self.around
+        return pc.binary_join_element_wise(before, self.inner, after, "") if before or after else self.inner
 
     def json(self) -> pa.Array:
         """As JSON; `null` where there is no value."""
-        quote, inner = self.json_between()
-        return pc.binary_join_element_wise(quote, inner, quote, "") if quote else inner
+        before, inner, after = self.json_between()
+        return pc.binary_join_element_wise(before, inner, after, "") if before or after else inner
 
-    def json_between(self) -> tuple[str, pa.Array]:
-        """As JSON between two of the first: where every value is quoted, joining may write the quotes."""
-        if self.quoted is True and not self.text.null_count:
-            return '"', escaped(self.text)
+    def json_between(self) -> tuple[str, pa.Array, str]:
+        """As JSON between two texts: what stands around every value is written where they are joined."""
+        before, after = self.around
+        if self.quoted is True and not self.inner.null_count:
+            return '"' + before, escaped(self.inner), after + '"'
         if self.quoted is False or (self.quoted is not True and not self.quoted.any()):
-            return "", self.text.fill_null("null")
+            return before, _null_written(self.inner), after
         string = pc.binary_join_element_wise('"', escaped(self.text), '"', "")
         if self.quoted is not True:
             string = pc.if_else(pa.array(self.quoted), string, self.text)
-        return "", string.fill_null("null")
+        return "", _null_written(string), ""
 
     def hashed(self) -> Column:
         """Every value as the hash of its text."""
@@ -135,24 +146,27 @@ def column(text: pa.Array, kind: ValueType) -> Column:
     if form is Form.BIGINT:
         return Column(text, quoted=_too_large(text))
     if form is Form.FLOAT:
+        every = _bytes_of(text).tobytes()
+        if b"N" not in every and b"I" not in every:
+            return Column(text, quoted=False)
         return Column(text, quoted=_mask(pc.is_in(text, value_set=pa.array(_NO_NUMBERS))))
     if form is Form.BOOLEAN:
         return Column(pc.if_else(pc.equal(text, "t"), "true", "false"), quoted=False)
     if form is Form.TIMESTAMP:
-        return Column(_timestamps(text))
+        return _timestamps(text)
     if form is Form.JSON:
         # A line break can only stand between two tokens: it may be a blank, and the whole stays one line.
         if (data := _bytes_of(text)).size and data.min() < _BLANK:
             text = pc.replace_substring(pc.replace_substring(text, "\n", " "), "\r", " ")
         return Column(text, quoted=False)
     if form is Form.ARRAY and kind.element is not None:
-        return Column(_arrays(text, kind), quoted=False)
+        return _flat_arrays(text, kind.element.form, kind.delimiter) or Column(_arrays(text, kind), quoted=False)
     if form is Form.COMPOSITE:
         return Column(_one_by_one(text, kind), quoted=False)
     return Column(text)
 
 
-def _timestamps(text: pa.Array) -> pa.Array:
+def _timestamps(text: pa.Array) -> Column:
     """`2024-01-02 03:04:05+00 BC`: the first blank, and the zone, which is always UTC's."""
     ends = _ends_of(text)
     data = _bytes_of(text)
@@ -160,18 +174,43 @@ def _timestamps(text: pa.Array) -> pa.Array:
     blanks = ends[:-1] - ends[0] + _DATE
     if not plain or not bool((data[blanks] == _BLANK).all()):
         text = pc.replace_substring(text, " ", "T", max_replacements=1)
-        return pc.replace_substring(text, "+00", "+00:00", max_replacements=1)
+        return Column(pc.replace_substring(text, "+00", "+00:00", max_replacements=1))
     # Years of four digits, and no `infinity`: the blank stands in the same place everywhere.
     data = data.copy()
     data[blanks] = ord("T")
     text = pa.Array.from_buffers(pa.string(), len(text), [None, pa.py_buffer(ends - ends[0]), pa.py_buffer(data)])
+    if not (data == ord("+")).any():  # of a type without a zone
+        return Column(text)
     if pc.all(pc.ends_with(text, "+00")).as_py():
-        return pc.binary_join_element_wise(text, ":00", "")
-    return pc.replace_substring(text, "+00", "+00:00", max_replacements=1)
+        return Column(text, around=("", ":00"))
+    return Column(pc.replace_substring(text, "+00", "+00:00", max_replacements=1))
 
 
 def _one_by_one(text: pa.Array, kind: ValueType) -> pa.Array:
     return pa.array([None if value is None else as_json(value, kind) for value in text.to_pylist()], pa.string())
+
+
+def _flat_arrays(text: pa.Array, element: Form, delimiter: str) -> Column | None:
+    """Where it is seen at once, in the bytes of all of them, that they are lists of plain elements: `{1,2}`."""
+    odd = _NOT_FLAT.get(element)
+    data, ends = _bytes_of(text), _ends_of(text)
+    if odd is None or delimiter != "," or text.null_count or not len(data):
+        return None
+    first, last, written = data[ends[:-1] - ends[0]], data[ends[1:] - ends[0] - 1], data.tobytes()
+    if (
+        int(np.diff(ends).min()) <= len("{}")
+        or not ((first == ord("{")) & (last == ord("}"))).all()
+        or not written.count(b"{") == written.count(b"}") == len(text)
+        or int(data.min()) < _BLANK
+        or any(part in written for part in odd)
+    ):
+        return None
+    ends = ends - ends[0] - len("{}") * np.arange(len(ends), dtype=np.int32)
+    inner = pa.py_buffer(written.translate(None, b"{}"))
+    elements = pa.Array.from_buffers(pa.string(), len(text), [None, pa.py_buffer(ends), inner])
+    if element is Form.TEXT:
+        return Column(pc.replace_substring(elements, ",", '", "'), quoted=False, around=('["', '"]'))
+    return Column(pc.replace_substring(elements, ",", ", "), quoted=False, around=("[", "]"))
 
 
 def _arrays(text: pa.Array, kind: ValueType) -> pa.Array:
@@ -184,12 +223,10 @@ def _arrays(text: pa.Array, kind: ValueType) -> pa.Array:
     if slow.all():
         return _one_by_one(text, kind)
     data = _bytes_of(text).tobytes()
-    made, replaced = text, _AS_JSON[element]
-    if element is Form.TEXT and data.count(b"{") == len(text) - text.null_count and b"{}" not in data:
-        replaced = _FLAT_TEXTS  # no array within an array, and none without elements
-    elif element is Form.TEXT:
+    made = text
+    if element is Form.TEXT:
         made = pc.replace_substring_regex(made, r"([^{},]+)", r'"\1"')
-    for plain, written in replaced:
+    for plain, written in _AS_JSON[element]:
         made = pc.replace_substring(made, plain, written)
     if b"NULL" in data:
         made = pc.replace_substring(made, *(('"NULL"', "null") if element is Form.TEXT else ("NULL", "null")))
@@ -350,9 +387,9 @@ def objects(names: list[str], columns: list[Column], rows: int, *, colon: str = 
     parts: list[object] = []
     before = "{"
     for name, column in zip(names, columns, strict=True):
-        quote, values = column.json_between()
-        parts += [before + json.dumps(name, ensure_ascii=False) + colon + quote, values]
-        before = quote + comma
+        opening, values, closing = column.json_between()
+        parts += [before + json.dumps(name, ensure_ascii=False) + colon + opening, values]
+        before = closing + comma
     return pc.binary_join_element_wise(*parts, before.removesuffix(comma) + "}", "")
 
 
@@ -361,6 +398,10 @@ def _too_large(text: pa.Array) -> Mask:
     for row in np.flatnonzero(long).tolist():
         long[row] = abs(int(text[row].as_py())) > SAFE_INTEGER_MAX
     return long
+
+
+def _null_written(text: pa.Array) -> pa.Array:
+    return text.fill_null("null") if text.null_count else text
 
 
 def _mask(values: pa.Array) -> Mask:
