@@ -35,7 +35,7 @@ LIMITS = DeliveryLimits(
     follow_every_s=0.4,
     ask_every_s=5.0,
     handover=HandoverLimits(rows_max=8),
-    follow=FollowLimits(join_distance_max=3, join_rows_max=8, span_rows_max=10, shared_rows_max=5),
+    follow=FollowLimits(join_distance_max=3, join_rows_max=8, span_rows_max=10, beside_rows_min=3, shared_rows_max=5),
     bot_views=ViewLimits(quick_rows_max=6, look_rows=6, keep_every=3),
     replay=ReplayLimits(slices=SLICES),
 )

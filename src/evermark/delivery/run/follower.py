@@ -4,8 +4,8 @@ outside the group. It moves them even when no new event comes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from evermark import failpoint
@@ -17,7 +17,7 @@ from evermark.delivery.decide.group import is_due, is_stopped
 from evermark.delivery.decide.retry import ENDPOINT_BACKOFF_S_MAX
 from evermark.delivery.decide.turns import TURN_S, TurnClass
 from evermark.delivery.ports import DeliveryStore, LogView
-from evermark.delivery.run.live import GRACE_S, LiveGroup, may_take_s
+from evermark.delivery.run.live import GRACE_S, LiveGroup, may_take_s, stages
 from evermark.delivery.work import Assignment, Deliverer, DeliveryOptions, Span
 from evermark.errors import ConflictError, EvermarkError, StaleError
 from evermark.progress import Progress
@@ -41,6 +41,8 @@ LATE_BUDGET_S = 1.0
 PROBE_ROWS_MAX = 100
 
 
+# Begins a task that does this work.
+Begin = Callable[[str, Callable[[], None]], None]
 # Each subscription with the span it is to get.
 Away = Sequence[tuple[Subscription, Span]]
 
@@ -51,6 +53,9 @@ class FollowLimits:
     join_distance_max: int = 16  # batches
     join_rows_max: int = 5_000
     span_rows_max: int = SPAN_ROWS_MAX
+    # What the group is sent of one partition, if it is more than this, holds up no other partition; so many at once.
+    beside_rows_min: int = 2_000
+    beside_at_once: int = 2
     # Subscriptions that are served together get no more rows at a time, so that none waits long for another's backlog.
     shared_rows_max: int = 1_000
 
@@ -81,9 +86,9 @@ class Follower:
     # retries of parked deliveries probe them meanwhile.
     _full: dict[int, datetime] = field(default_factory=dict, init=False)
 
-    def catch_up_group(self, wait_s: float = 0.0) -> bool:
-        """Deliver one span of batches that hand-overs left; True when there was any. Waits at most so long for a thread
-        that works for the group.
+    def catch_up_group(self, wait_s: float = 0.0, begin: Begin | None = None) -> bool:
+        """Deliver one span of batches that hand-overs left, or begin to; True when there was any. Waits at most so long
+        for a thread that works for the group. `begin`: does beside what takes long.
         """
         with self.live.alone(wait_s) as is_alone:
             if not is_alone:
@@ -93,7 +98,10 @@ class Follower:
             now = self.clock()
             # Where the group was caught up longest ago: a partition that always has something new holds up no other.
             heads = sorted(self.log.heads().items(), key=lambda one: (self._caught_up.get(one[0], 0), one[0]))
+            beside = self.live.beside
             for place, (head, moved_at) in heads:
+                if place in beside:
+                    continue
                 begun = cursors.get(place)
                 if begun is None:
                     self.store.open_partition(place, 0, self.epoch)
@@ -101,11 +109,15 @@ class Follower:
                 if begun.batch >= head or (head - begun.batch == 1 and now - moved_at < HANDOVER_GRACE):
                     continue
                 span = self._span(place, begun, head)
-                if span is not None:
+                takes_long = begin is not None and span is not None and span.rows > self.limits.beside_rows_min
+                if span is not None and not (takes_long and len(beside) >= self.limits.beside_at_once):
                     self._caught_up[place] = max(self._caught_up.values(), default=0) + 1
                     # As long as a slow receiver needs; a member that needs longer is served beside the group.
-                    budget_s = min(GROUP_BUDGET_S_MAX, span.rows / GROUP_ROWS_PER_S_MIN)
-                    return self.live.work(span, group, budget_s=max(FOLLOW_BUDGET_S, budget_s))
+                    budget_s = max(FOLLOW_BUDGET_S, min(GROUP_BUDGET_S_MAX, span.rows / GROUP_ROWS_PER_S_MIN))
+                    if begin is None or not takes_long:
+                        return self.live.work(span, group, budget_s=budget_s)
+                    begin(f"group {place}", self.live.begin_beside(span, group, budget_s=budget_s))
+                    return True
             return False
 
     def due(self) -> list[Subscription]:
@@ -131,6 +143,7 @@ class Follower:
 
     def catch_up(self, *subscriptions: Subscription) -> frozenset[str]:
         """One span for each subscription, or its return into the group. Returns the names that may go on at once."""
+        beside = self.live.beside  # before the look at cursors: what was settled since is in them
         theirs = self.store.group().cursors
         heads = batches(theirs)
         most = self.limits.span_rows_max if len(subscriptions) == 1 else self.limits.shared_rows_max
@@ -143,16 +156,26 @@ class Follower:
             pace_s = self._pace_s(subscription)
             late = self.turn_class(subscription) is TurnClass.LATE
             quick = subscription.failures == 0 and not late and (pace_s is None or pace_s <= JOIN_PACE_S)
+            under_way = {place for place, members in beside.items() if subscription.name in members}
             if level_with(mine, theirs):
+                if under_way:
+                    continue  # as a member again it would be taken for one that was not sent this
                 # A suspended subscription waits here for an event to be tried with.
                 if (quick or subscription.failures > 0) and self._join(subscription):
                     on.add(subscription.name)
                 continue
             rows_max = PROBE_ROWS_MAX if subscription.failures else most
             # The group waits only for a receiver whose last delivery went well, and quickly: no other may hold it up.
-            span = self._next_span(subscription, mine, heads, rows_max)
-            is_near = quick and pace_s is not None and distance(mine, heads) <= self.limits.join_distance_max
-            if is_near or span is None:
+            span = self._next_span(subscription, mine, _without(heads, under_way), rows_max)
+            if span is None and under_way:
+                continue
+            is_near = (
+                not under_way
+                and quick
+                and pace_s is not None
+                and distance(mine, heads) <= self.limits.join_distance_max
+            )
+            if (is_near and not under_way) or span is None:
                 near.append(subscription)
             else:
                 away.append((subscription, span))
@@ -370,20 +393,12 @@ class Follower:
         return next_span(place, begun, head, self.log.files(place.source), rows_max or self.limits.span_rows_max)
 
 
+def _without(heads: Mapping[SourcePartition, int], places: Collection[SourcePartition]) -> dict[SourcePartition, int]:
+    return {place: head for place, head in heads.items() if place not in places}
+
+
 def _comparable(mine: CursorVector, theirs: CursorVector) -> bool:
     """False for a subscription that joined meanwhile: members have no cursors of their own, and must not be sent the
     whole log. Also while a partition is being opened, which one of the two has not seen yet.
     """
     return mine.keys() == theirs.keys()
-
-
-def stages(span: Span, outcome: Outcome) -> list[tuple[Cursor, Outcome]]:
-    """A span that ended badly is settled in two stages: the part that was done, then the failure that moves nothing."""
-    if outcome.fate is Fate.DONE:
-        return [(Cursor(span.to), outcome)]
-    failed = replace(outcome, parked=(), expired=0)
-    reached = outcome.reached or span.begun
-    if reached <= span.begun:
-        return [(Cursor(span.to), failed)]
-    done = Outcome(outcome.subscription, Fate.DONE, outcome.accepted, outcome.parked, expired=outcome.expired)
-    return [(reached, done), (Cursor(span.to), replace(failed, accepted=0))]

@@ -1,15 +1,16 @@
 """The live group at work: fresh batches handed over by ingest, and batches that hand-overs left.
 
 The hand-over is an optimisation. It happens only when the group stands exactly before the fresh batch and no other
-thread works for the group; batches that it leaves are taken by the follower.
+thread works for the group; batches that it leaves are taken by the follower. What takes long in one partition is done
+without the lock (`beside`), so that the group goes on in the others.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from itertools import pairwise
@@ -17,12 +18,13 @@ from itertools import pairwise
 import pyarrow as pa
 
 from evermark import failpoint
-from evermark.delivery.base import Cursor, Fate, Group, GroupWork, Outcome, SourcePartition, SubscriptionState
+from evermark.delivery.base import Cursor, Fate, Group, GroupWork, HeldKey, Outcome, SourcePartition, SubscriptionState
 from evermark.delivery.bots.views import BotViews
 from evermark.delivery.decide.expiry import expires_before
 from evermark.delivery.ports import DeliveryStore
 from evermark.delivery.run.matched_here import ROWS_MAX
 from evermark.delivery.work import Assignment, Deliverer, DeliveryOptions, Span
+from evermark.errors import ConflictError
 from evermark.progress import PATIENT_S, Progress
 from evermark.runtime import Lock
 
@@ -45,9 +47,27 @@ class HandoverLimits:
     wait_s: float = 1.0
 
 
+@dataclass(frozen=True)
+class _Ready:
+    """A span and what to deliver of it, by one look at the group and its members."""
+
+    span: Span
+    work: GroupWork
+    assignments: Sequence[Assignment]
+    unready: Sequence[Outcome]  # of bots that cannot be served here
+    held: Mapping[str, Mapping[HeldKey, int]]
+    generations: Mapping[str, int]
+
+    @property
+    def members(self) -> frozenset[str]:
+        return self.work.members
+
+
 @dataclass
 class LiveGroup:
-    """One per process that holds the `deliver` lease. `lock` is held while a thread works for the group."""
+    """One per process that holds the `deliver` lease. `lock` is held while a thread works for the group, but for work
+    beside.
+    """
 
     store: DeliveryStore
     deliverer: Deliverer
@@ -58,6 +78,7 @@ class LiveGroup:
     lock: Lock = field(default_factory=threading.Lock)
     limits: HandoverLimits = HandoverLimits()
     progress: Progress = field(default_factory=Progress)  # of the thread that works for the group; rests without one
+    _beside: dict[SourcePartition, frozenset[str]] = field(default_factory=dict, init=False)  # whom it is sent to
     _fresh: dict[SourcePartition, deque[Span]] = field(default_factory=dict, init=False)
     _slow_at: dict[str, datetime] = field(default_factory=dict, init=False)
 
@@ -72,7 +93,7 @@ class LiveGroup:
         if span.rows > self.limits.rows_max:
             return False
         with self.alone(self.limits.wait_s) as is_alone:
-            if not is_alone:
+            if not is_alone or span.place in self._beside:
                 return False
             group = self.store.group()
             whole = together(fresh, group.cursors.get(span.place))
@@ -100,6 +121,28 @@ class LiveGroup:
         fresh.extend(spans)
         return fresh
 
+    @property
+    def beside(self) -> Mapping[SourcePartition, frozenset[str]]:
+        """Where the group is sent something that takes long, and the members that are sent it: they may leave
+        meanwhile, and are not sent the same by anybody else, nor join again, until that is settled.
+        """
+        return dict(self._beside)
+
+    def begin_beside(self, span: Span, group: Group, *, budget_s: float) -> Callable[[], None]:
+        """Work for the group in one partition, to be done without the lock. The caller holds it, and has looked at the
+        group since: until the work ends, no other thread works for the group in this partition.
+        """
+        ready = self._ready(span, group)
+        self._beside[span.place] = ready.members
+
+        def work() -> None:
+            try:
+                self._do(ready, budget_s, Progress())
+            finally:
+                del self._beside[span.place]
+
+        return work
+
     def work(self, span: Span, group: Group, *, budget_s: float | None) -> bool:
         """Deliver a span to all members of the group and settle it; False if the group is not exactly before it.
 
@@ -108,6 +151,10 @@ class LiveGroup:
         """
         if group.cursors.get(span.place) != span.begun:
             return False
+        self._do(self._ready(span, group), budget_s, self.progress)
+        return True
+
+    def _ready(self, span: Span, group: Group) -> _Ready:
         known = self.store.subscriptions()
         # A member that was removed and made anew in between may begin behind: then it is not sent this span.
         live = [name for name, one in known.items() if one.state is SubscriptionState.LIVE]
@@ -120,21 +167,39 @@ class LiveGroup:
         assignments, unready = with_bots(wanted, self.bot_views)
         ordered = [assignment.spec.name for assignment in assignments if assignment.spec.ordered]
         held = self.store.parked.held_keys(ordered, [span.place]) if ordered else {}
-        options = DeliveryOptions(budget_s=budget_s, grace_s=GRACE_S, slack_s=SLACK_S, held=held)
-        self.progress.alive(may_take_s(span.rows, assignments, budget_s))
+        work = GroupWork(span.place, span.begun, Cursor(span.to), members, group.version)
+        generations = {name: known[name].generation for name in members}
+        return _Ready(span, work, assignments, unready, held, generations)
+
+    def _do(self, ready: _Ready, budget_s: float | None, progress: Progress) -> None:
+        span, assignments = ready.span, ready.assignments
+        options = DeliveryOptions(budget_s=budget_s, grace_s=GRACE_S, slack_s=SLACK_S, held=ready.held)
+        progress.alive(may_take_s(span.rows, assignments, budget_s))
         outcomes = self.deliverer.deliver(assignments, options) if assignments else []
-        self.progress.alive()
+        progress.alive()
         for outcome in outcomes:
             if outcome.fate is Fate.UNFINISHED:
                 self._slow_at[outcome.subscription] = self.clock()
             else:
                 self._slow_at.pop(outcome.subscription, None)
         failpoint.hit("settle.begun")
-        work = GroupWork(span.place, span.begun, Cursor(span.to), members, group.version)
-        self.store.settle_group(work, [*map(group_outcome, outcomes), *unready], self.clock(), self.epoch)
+        told = [*map(group_outcome, outcomes), *ready.unready]
+        self.store.settle_group(ready.work, told, self.clock(), self.epoch)
+        if span.place in self._beside:
+            self._settle_left(ready, outcomes)
         failpoint.hit("settle.done")
         self.on_delivered(span.place, outcomes)
-        return True
+
+    def _settle_left(self, ready: _Ready, outcomes: Sequence[Outcome]) -> None:
+        """What members were sent that have left meanwhile, in the work of another partition: it does not come again."""
+        span, members = ready.span, self.store.group().members
+        for outcome in outcomes:
+            name, (done, part) = outcome.subscription, stages(span, outcome)[0]
+            if name in members or part.fate is not Fate.DONE:
+                continue
+            settle, now, generation = self.store.settle_subscription, self.clock(), ready.generations[name]
+            with suppress(ConflictError):  # it left now, as far as it got; or it was removed, or made anew
+                settle(name, span.place, span.begun, done, part, now, self.epoch, generation=generation)
 
     def was_slow(self, name: str, since: datetime) -> bool:
         """Whether a subscription left because the others would have had to wait."""
@@ -182,3 +247,15 @@ def group_outcome(outcome: Outcome) -> Outcome:
         return outcome
     reached = None if outcome.parked or outcome.expired else outcome.reached
     return replace(outcome, parked=(), expired=0, reached=reached)
+
+
+def stages(span: Span, outcome: Outcome) -> list[tuple[Cursor, Outcome]]:
+    """A span that ended badly is settled in two stages: the part that was done, then the failure that moves nothing."""
+    if outcome.fate is Fate.DONE:
+        return [(Cursor(span.to), outcome)]
+    failed = replace(outcome, parked=(), expired=0)
+    reached = outcome.reached or span.begun
+    if reached <= span.begun:
+        return [(Cursor(span.to), failed)]
+    done = Outcome(outcome.subscription, Fate.DONE, outcome.accepted, outcome.parked, expired=outcome.expired)
+    return [(reached, done), (Cursor(span.to), replace(failed, accepted=0))]

@@ -133,6 +133,8 @@ class DeliveryOwner:
         self._serving: dict[str, TurnClass] = {}
         self._served_at: dict[str, float] = {}
         self._turns: list[Task] = []
+        self._beside: list[Task] = []  # what the group is sent beside, as it takes long
+        self._failed: list[Exception] = []  # of these, under this lease
         self._ends: Ends = ()
         self._left = False  # whether a hand-over has left the group to the follower
         self._progress = Progress()  # of the follower; under a lease, the lease's
@@ -149,7 +151,7 @@ class DeliveryOwner:
     def drained(self) -> bool:
         """Whether a stop would cut off nothing that it could have waited for."""
         with self._lock:
-            return self._winds_down() and not self._catching_up
+            return self._winds_down() and not self._catching_up and all(task.join(0.0) for task in self._beside)
 
     def _winds_down(self) -> bool:
         """Whether the group is left to the next owner; hand-overs of fresh batches are short, and go on."""
@@ -166,7 +168,7 @@ class DeliveryOwner:
         live = self._live
         if live is None or any_set(self._ends):
             return
-        if self._left:
+        if self._left or spans[0].place in live.beside:
             # Batches come so fast that the group would never be free: the follower has the next turn.
             live.note(*spans)
             return
@@ -221,6 +223,7 @@ class DeliveryOwner:
         live = LiveGroup(store, deliverer, epoch, now, news.by_group, bot_views, lock(), limits.handover)
         live.progress = held.progress_beside()
         follower = Follower(store, log, live, deliverer, epoch, now, news.by_follower, bot_views, limits.follow)
+        self._failed = []
         ended = runtime.wake()
         over = self._ends = (ended, self._stopping, held.lost)
         ends = (*over, held.moved)
@@ -236,8 +239,12 @@ class DeliveryOwner:
             ended.set()
             progress.alive()
             # What is being posted just now is settled under this lease, and not posted again under the next.
-            if live.lock.acquire(timeout=limits.end_s if held.lost.is_set() else limits.live_end_s):
+            live_end_s = limits.end_s if held.lost.is_set() else limits.live_end_s
+            deadline = runtime.monotonic() + live_end_s
+            if live.lock.acquire(timeout=live_end_s):
                 live.lock.release()
+            for task in self._beside:
+                task.join(max(0.0, deadline - runtime.monotonic()))
             progress.alive()
             deadline = runtime.monotonic() + limits.end_s
             for task in [*beside, *self._turns]:
@@ -332,7 +339,7 @@ class DeliveryOwner:
         """
         until = self._runtime.monotonic() + self.limits.drain_s
         while not any_set(over) and self._runtime.monotonic() < until:
-            if all(task.join(0.0) for task in (*beside, *self._turns)):
+            if all(task.join(0.0) for task in (*beside, *self._turns, *self._beside)):
                 return
             if not self._followed(follower, over, serves=False):
                 return
@@ -364,14 +371,33 @@ class DeliveryOwner:
             self._catching_up = not self._winds_down()
         if not self._catching_up:
             return False
+        if self._failed:
+            raise self._failed.pop()
         self._progress.rest()  # the thread that works for the group is watched there: that of a hand-over, or this one
         try:
-            moved = follower.catch_up_group(self.limits.group_wait_s if self._left else 0.0)
+            moved = follower.catch_up_group(self.limits.group_wait_s if self._left else 0.0, self._begin_beside_group)
             self._left = False
             return moved
         finally:
             self._progress.alive()
             self._catching_up = False
+
+    def _begin_beside_group(self, name: str, work: Callable[[], None]) -> None:
+        failed, over = self._failed, self._ends
+
+        def watched() -> None:
+            if any_set(over):
+                return
+            try:
+                work()
+            except Exception as error:  # noqa: BLE001 - the loop decides, as if it had done the work itself
+                failed.append(error)
+            finally:
+                self._wake.set()
+
+        with self._lock:
+            self._beside = [task for task in self._beside if not task.join(0.0)]
+            self._beside.append(self._runtime.spawn(name[:60], watched))
 
     def _still_there(self) -> bool:
         return self.shard in self.works.store.groups()

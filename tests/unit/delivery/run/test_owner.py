@@ -153,7 +153,7 @@ def test_a_group_that_was_left_is_the_followers_until_its_next_turn(monkeypatch:
         tried.append(spans[-1].to)
         return spans[-1].to > 3
 
-    def catch_up(_follower: Follower, wait_s: float = 0.0) -> bool:
+    def catch_up(_follower: Follower, wait_s: float = 0.0, _begin: object = None) -> bool:
         waits.append(wait_s)
         return False
 
@@ -278,7 +278,7 @@ def test_a_planned_stop_waits_until_the_group_has_settled_what_it_is_sent(monkey
     scene = Scene()
     begun: list[float] = []
 
-    def catch_up(_follower: Follower, _wait_s: float = 0.0) -> bool:
+    def catch_up(_follower: Follower, _wait_s: float = 0.0, _begin: object = None) -> bool:
         begun.append(scene.runtime.monotonic())
         scene.runtime.wait(100.0)
         return True
@@ -297,6 +297,43 @@ def test_a_planned_stop_waits_until_the_group_has_settled_what_it_is_sent(monkey
     scene.run(300.0)
     assert drained == [False, True]
     assert len(begun) == 1
+
+
+def test_what_the_group_is_sent_beside_is_waited_for_and_its_failure_is_the_followers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """GIVEN a large batch that the group is sent beside WHEN a stop is planned THEN it is to wait for that; and what
+    fails there is said, and waited after, as if the follower had done it."""
+    scene = Scene()
+    sent: list[float] = []
+
+    def large() -> None:
+        scene.runtime.wait(40.0)
+        if len(sent) == 1:
+            raise UnreachableError("state")
+
+    def catch_up(_follower: Follower, _wait_s: float = 0.0, begin: Callable[..., None] | None = None) -> bool:
+        if begin is None or len(sent) == 2 or (sent and scene.runtime.monotonic() < sent[-1] + 40.0):
+            return False
+        sent.append(scene.runtime.monotonic())
+        begin("group", large)
+        return True
+
+    monkeypatch.setattr(Follower, "catch_up_group", catch_up)
+    drained: list[bool] = []
+
+    def plan() -> None:
+        scene.runtime.wait(50.0)
+        scene.owner.drain()
+        for _ in range(2):
+            scene.runtime.wait(20.0)
+            drained.append(scene.owner.drained())
+
+    scene.runtime.spawn("plan", plan)
+    scene.run(200.0)
+    assert drained == [False, True]
+    assert scene.events().count("follower waits") == 1
+    assert len(sent) == 2
 
 
 def _moved_during_a_turn(monkeypatch: pytest.MonkeyPatch, turn_s: float) -> tuple[Scene, list[float], list[float]]:
