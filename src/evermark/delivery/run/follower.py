@@ -93,12 +93,12 @@ class Follower:
         with self.live.alone(wait_s) as is_alone:
             if not is_alone:
                 return False
+            beside = self.live.beside  # before the look at the group: what was settled since is in it
             group = self.store.group()
             cursors = group.cursors
             now = self.clock()
             # Where the group was caught up longest ago: a partition that always has something new holds up no other.
             heads = sorted(self.log.heads().items(), key=lambda one: (self._caught_up.get(one[0], 0), one[0]))
-            beside = self.live.beside
             for place, (head, moved_at) in heads:
                 if place in beside:
                     continue

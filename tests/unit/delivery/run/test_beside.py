@@ -25,10 +25,11 @@ def nothing() -> None: ...
 
 @dataclass
 class Wide(World):
-    """Batches of P0 are large; while the first is under way, `meanwhile` happens."""
+    """Batches of one partition are large; while the first is under way, `meanwhile` happens; during a look, `look`."""
 
     heads_at: dict[SourcePartition, int] = field(default_factory=lambda: {P0: 1, P1: 1})
     meanwhile: Callable[[], None] = nothing
+    look: Callable[[], None] = nothing
     failing: set[tuple[str, SourcePartition]] = field(default_factory=set)
     begun: list[Callable[[], None]] = field(default_factory=list)
     sent: list[tuple[str, SourcePartition, int]] = field(default_factory=list)
@@ -39,6 +40,8 @@ class Wide(World):
         self.store.open_partition(P1, 0, self.epoch)
 
     def heads(self) -> Mapping[SourcePartition, tuple[int, datetime]]:
+        happens, self.look = self.look, nothing
+        happens()
         return {place: (head, self.now - timedelta(seconds=10)) for place, head in self.heads_at.items()}
 
     def files(self, source: str) -> list[FileRange]:
@@ -125,7 +128,20 @@ def test_a_member_that_leaves_meanwhile_is_not_sent_the_large_batch_again(monkey
     assert world.state("a") is SubscriptionState.LIVE
 
 
+def test_a_look_that_takes_long_begins_no_batch_that_was_settled_meanwhile() -> None:
+    """GIVEN a large batch under way WHEN it is settled between the follower's look at the group and its look at the
+    log THEN the follower does not deliver it once more."""
+    world = Wide({"a": 0.05})
+    world.heads_at[P1] = 0
+    world.catch_up_group()
+    world.look = world.begun.pop()
+    assert not world.catch_up_group()
+    assert world.sent == [("a", P0, 1)]
+    assert world.begun == []
+
+
 def test_one_that_joins_meanwhile_gets_the_large_batch_by_itself() -> None:
+    """It was not sent what was under way when it joined: it leaves the group again, before that."""
     world = Wide({"a": 0.05})
 
     def meanwhile() -> None:
@@ -155,6 +171,7 @@ def test_a_few_at_once_and_the_small_ones_of_others_before_them() -> None:
 
 
 def test_work_that_fails_beside_leaves_its_partition_to_be_tried_again() -> None:
+    """Files that cannot be read, or State that is away: the partition is free again, and nothing was settled."""
     world = Wide({"a": 0.05})
     world.unreadable = {"a"}
     world.catch_up_group()
