@@ -9,17 +9,19 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import takewhile
+from itertools import pairwise, takewhile
 from typing import Any
 
 from pyspark import RDD, SparkContext
 
-from evermark.errors import EngineError
+from evermark.errors import BusyError, DiskFullError, EngineError, EvermarkError, UnreachableError
 from evermark.ingest.pieces import Piece, ReadFrom
 
 Report = dict[str, Any]
-_OURS = re.compile(r"evermark\.errors\.\w+: (.+)")
+_OURS = re.compile(r"evermark\.errors\.(\w+): (.+)")
+_HINT = "hint: "
 _CALLED = re.compile(r"An error occurred while calling ")
+_PASSING = {each.__name__: each for each in (BusyError, UnreachableError, DiskFullError)}
 _TRACE = ("at ", "Driver stacktrace", "Traceback (most recent call last)")
 
 
@@ -85,9 +87,22 @@ def engine_error(what: str, error: Exception) -> EngineError:
     """What Spark raised, in one line; its stack traces are in spark.log beside the data."""
     lines = [line.strip(" :\t") for line in str(error).splitlines()]
     # What a task raised stands at the end of its traceback, far below what Spark says about it.
-    ours = [found[1] for line in lines if (found := _OURS.search(line))]
+    ours = [found[2] for line in lines if (found := _OURS.search(line))]
     telling = takewhile(lambda line: not line.startswith(_TRACE), (line for line in lines if not _CALLED.match(line)))
     said = ours[0] if ours else " ".join(filter(None, telling)) or type(error).__name__
     return EngineError(
         f"{what}: {said[:300]}", hint="it is started again; spark.log in the data folder has the details"
     )
+
+
+def error_of_task(what: str, error: Exception) -> EvermarkError:
+    """What a task of ours raised, if it passes by itself: a place that is busy or away is no failure of Spark's. Any
+    other as `engine_error` has it.
+    """
+    lines = [line.strip() for line in str(error).splitlines()]
+    raised = [(found, after) for line, after in pairwise([*lines, ""]) if (found := _OURS.search(line))]
+    found, after = raised[-1] if raised else (None, "")  # the last of those that led to each other
+    if found is None or found[1] not in _PASSING:
+        return engine_error(what, error)
+    hint = after.removeprefix(_HINT) if after.startswith(_HINT) else ""
+    return _PASSING[found[1]](f"{what}: {found[2][:300]}", hint=hint)

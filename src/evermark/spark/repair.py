@@ -23,7 +23,7 @@ from evermark.log.kept_table import KeptTable
 from evermark.log.read import FileRange, within
 from evermark.log.write import BatchWriter
 from evermark.sources.base import Gap
-from evermark.spark.job import engine_error
+from evermark.spark.job import error_of_task
 from evermark.storage import Place
 
 # Reads of the source at a time: it has other work to do.
@@ -113,7 +113,7 @@ def _written(
     except EvermarkError:
         raise
     except Exception as error:
-        raise engine_error(f"looking for what the log of {wanted.source} lacks failed", error) from error
+        raise error_of_task(f"looking for what the log of {wanted.source} lacks failed", error) from error
     return [FoundFile(LogFile(**row["file"]), str(row["end"]), row["ops"]) for row in rows]
 
 

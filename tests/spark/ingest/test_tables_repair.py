@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from evermark import Log
-from evermark.errors import SetupError
+from evermark.errors import BusyError, SetupError
 from evermark.ingest.repair.steps import RepairTarget, batches_of
 from evermark.log import kept_table
 from evermark.log.append import DeltaLog
@@ -166,6 +166,32 @@ def test_p7_what_is_hidden_stays_hidden_and_pieces_are_ranges_of_keys(
         before = taken.implied(spark, "users")
         taken.take()
         assert taken.implied(spark, "users") == before
+
+
+def test_p7_a_table_that_changes_under_its_repair_is_no_failure_of_spark(
+    spark: SparkSession, pg_server: PostgresServer, tmp_path: Path
+) -> None:
+    """GIVEN a gap that is to be looked through WHEN a column goes, or the table is emptied, before tasks read it THEN
+    the repair is told that the place was busy, which spends no try, and the next one finds what is there."""
+    create = "create table orders (id int primary key, n int, note text)"
+    with scene(pg_server, "public.orders", create=create) as at:
+        taken = Taken(at, tmp_path)
+        at.run("insert into orders select n, 0, 'x' from generate_series(1, 20) n")
+        taken.take()
+        lose(at)
+        for harm, said in (("alter table orders drop column note", "altered"), ("truncate orders", "truncated")):
+            at.run("insert into orders (id, n) values (100, 1) on conflict do nothing")
+            repair = at.source.repair(0)
+            gap = repair.begin(lambda: False, taken.at)
+            at.run(harm)
+            wanted = RepairTarget("shop", 0, taken.batch, 1, taken.at)
+            with pytest.raises(BusyError, match=said) as caught:
+                found_missing(spark, gap, LogReader(taken.folder).files(), wanted, taken.folder)
+            assert caught.value.hint == "the repair begins again by itself"
+            repair.close()
+        at.run("insert into orders values (1, 5)")
+        taken.repair(spark)
+        assert taken.implied(spark, "orders") == {"1": {"id": 1, "n": 5}}
 
 
 def test_p7_a_table_without_a_key_is_named_and_a_person_may_skip(

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, ClassVar
 
 import numpy as np
+import psycopg
 import pyarrow as pa
 
 from evermark.errors import BusyError, EvermarkError, SetupError
@@ -31,6 +33,7 @@ from evermark.sources.postgres.tables.versions import TableVersion, TableVersion
 from evermark.sources.postgres.target import PostgresTarget, TableChoice
 
 WAIT_S = 3600.0
+_AGAIN = "the repair begins again by itself"
 # A table with more rows than this is read in pieces of so many.
 PIECE_ROWS = 500_000
 # A guess is enough; of a table that was never analyzed, by its size.
@@ -94,7 +97,7 @@ class TablesGap(Gap):
     def survey(self) -> None:
         """Find the pieces."""
         found: list[Slice] = []
-        with seeing(self.snapshot, self.target) as link:
+        with _telling_of_changes(self.target), seeing(self.snapshot, self.target) as link:
             for choice in self.target.tables:
                 scan = self._scan(link, choice)
                 if not scan.table.keys:
@@ -110,12 +113,27 @@ class TablesGap(Gap):
     def read(self, piece: Slice) -> Iterator[pa.RecordBatch]:
         (choice,) = (table for table in self.target.tables if table.stream == piece.detail["stream"])
         keys = KeyRange(_key(piece.detail["after"]), _key(piece.detail["upto"]))
-        with seeing(self.snapshot, self.target) as link:
+        with _telling_of_changes(self.target), seeing(self.snapshot, self.target) as link:
             yield from self._scan(link, choice).rows(keys)
             _require_as_it_was(link, choice)
 
     def _scan(self, link: Link, choice: TableChoice) -> TableScan:
         return TableScan(link, self.target, choice, self.latest.get(choice.stream))
+
+
+@contextmanager
+def _telling_of_changes(target: PostgresTarget) -> Iterator[None]:
+    """The snapshot says which columns there were; the server finds those that there are. What passes costs no try."""
+    try:
+        yield
+    except EvermarkError as error:
+        if not isinstance(error.__cause__, psycopg.errors.UndefinedColumn):
+            raise
+        raise BusyError(
+            f"a table at {where(target.dsn.open())} was altered while it was read for the repair of its slot:"
+            f" {error.message}",
+            hint=_AGAIN,
+        ) from error
 
 
 def _require_as_it_was(link: Link, choice: TableChoice) -> None:
@@ -127,7 +145,7 @@ def _require_as_it_was(link: Link, choice: TableChoice) -> None:
         raise BusyError(
             f"table {choice.name} at {where(link.dsn)} was rewritten or truncated while it was read for the repair of"
             " its slot",
-            hint="the repair begins again by itself",
+            hint=_AGAIN,
         )
 
 
