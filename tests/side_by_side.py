@@ -40,6 +40,7 @@ FOLDERS_OF_TESTS = "PYTEST_DEBUG_TEMPROOT"
 
 # The longest first. The tests of one part of faults share a deployment, so they stay together.
 PARTS: Mapping[str, Sequence[str]] = {
+    "spark": ("tests/spark/delivery", "tests/spark/ingest", "tests/spark/start"),
     "contract-install": (
         "tests/contract/postgres/test_connecting.py",
         "tests/contract/postgres/test_doctor.py",
@@ -52,7 +53,7 @@ PARTS: Mapping[str, Sequence[str]] = {
         "tests/contract/postgres/test_repair_tries.py",
         "tests/contract/postgres/test_upkeep.py",
     ),
-    "spark": ("tests/spark",),
+    "spark-log": ("tests/spark/log",),
     "faults-readers": (
         "tests/faults/test_blocks.py",
         "tests/faults/test_bots.py",

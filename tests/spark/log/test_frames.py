@@ -20,6 +20,7 @@ from evermark.log.write import BatchWriter
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+pytestmark = pytest.mark.usefixtures("interpreted")
 NOON = datetime(2026, 11, 1, 12, tzinfo=UTC)
 
 

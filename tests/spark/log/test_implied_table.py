@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 Database = psycopg.Connection[Any]
 
+pytestmark = pytest.mark.usefixtures("interpreted")
 TABLES = (TableChoice("public.one"), TableChoice("public.two"), TableChoice("public.late"))
 CREATE = """
 create table one (id int primary key, name text, again int);

@@ -23,6 +23,7 @@ from tests.spark.log.test_frames import NOON, Filler, change, moved, pg, table
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+pytestmark = pytest.mark.usefixtures("interpreted")
 STREAM = "public.orders"
 # How many histories; more in a night: EVERMARK_HISTORIES=200
 HISTORIES = int(os.environ.get("EVERMARK_HISTORIES", "1"))

@@ -19,11 +19,17 @@ CODE = Path(__file__).resolve().parents[3] / "src" / "evermark"
 # They show what a file says, or write one: nobody acts on it there.
 SHOWING = ("cli/init.py",)
 Key = tuple[type[Model], str]
+_LEAVES = (ast.expr_context, ast.Name, ast.Constant, ast.operator, ast.cmpop)  # two of three nodes; nothing is below
 
 
 @cache
 def words_of(annotation: ast.expr) -> list[str]:
     return re.findall(r"\w+", ast.unparse(annotation))
+
+
+@cache
+def walked(tree: ast.Module) -> tuple[ast.AST, ...]:
+    return tuple(node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef))
 
 
 class Reader(ast.NodeVisitor):
@@ -44,7 +50,7 @@ class Reader(ast.NodeVisitor):
                 self.visit(tree)
 
     def _declarations(self, tree: ast.Module) -> None:
-        for node in ast.walk(tree):
+        for node in walked(tree):
             if isinstance(node, ast.FunctionDef) and (model := self._named(node.returns)):
                 self._results[node.name] = model
             elif isinstance(node, ast.ClassDef):
@@ -101,6 +107,8 @@ class Reader(ast.NodeVisitor):
         self.generic_visit(node)
 
     def visit(self, node: ast.AST) -> None:
+        if isinstance(node, _LEAVES):
+            return
         for each in getattr(node, "generators", ()):  # of a comprehension, whose names stand before they are bound
             self._bind(each.target, each.iter)
         super().visit(node)
