@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 
 from evermark.testing.chaos_mongo import primaries_killed
@@ -11,6 +12,9 @@ from evermark.testing.mongo_shop import MongoScene, MongoWriter
 from evermark.testing.mongods import FORGETFUL, MongoReplicaSet, forget, mongo_replica_set
 from evermark.testing.pipeline import died_by_itself
 from evermark.testing.until import until
+
+REPAIR_POINTS = ("repair.opened", "repair.found", "log.committed", "head.moved", "repair.closed", "repair.done")
+REPAIR_POINTS_A_RUN = 2  # a start takes nine seconds of processor
 
 
 def test_a_killed_reader_goes_on_where_the_log_ends(mongo_server: MongoReplicaSet, tmp_path: Path) -> None:
@@ -30,12 +34,17 @@ def test_a_killed_reader_goes_on_where_the_log_ends(mongo_server: MongoReplicaSe
         assert last.terminate() == 0
 
 
-def test_history_lost_while_nobody_read_is_repaired_by_itself_with_deletes(mongod: Path, tmp_path: Path) -> None:
-    """GIVEN a reader that is down WHEN orders come, change and go, and the oplog forgets it THEN the next reader finds
-    all of it, and goes on."""
+def test_history_lost_while_nobody_read_is_repaired_by_itself_with_a_death_on_the_way_or_skipped_by_a_person(
+    mongod: Path, tmp_path: Path
+) -> None:
+    """GIVEN a reader that is down WHEN orders come, change and go, the oplog forgets it, and its next ones die at steps
+    of the repair THEN the last finds all of it, deletes too, nothing twice, and goes on. WHEN history is lost once more
+    and a person skips THEN what lies between is in no event, and what comes later is."""
+    seed = random.randrange(10**9)
+    print(f"seed {seed}")
     with (
         mongo_replica_set(tmp_path / "mongo", oplog_mb=1, arguments=FORGETFUL) as servers,
-        MongoScene(tmp_path, servers, {"one": None}) as scene,
+        MongoScene(tmp_path, servers, {"one": None}, partitions=2) as scene,
         servers.client() as client,
     ):
         orders = client["shop"]["orders"]
@@ -46,21 +55,48 @@ def test_history_lost_while_nobody_read_is_repaired_by_itself_with_deletes(mongo
         orders.update_many({"_id": {"$lt": 10}}, {"$inc": {"n": 5}})
         orders.delete_many({"_id": {"$gte": 20}})
         orders.insert_one({"_id": "new"})
-        now = client.admin.command("hello")["operationTime"]
-        forget(servers, now.time << 32 | now.inc)
+        _forget_all(servers)
 
+        kills = sorted(random.Random(seed).sample(REPAIR_POINTS, REPAIR_POINTS_A_RUN), key=REPAIR_POINTS.index)
+        for number, point in enumerate(kills):
+            died_by_itself(scene.up(point))
+            orders.update_one({"_id": number}, {"$inc": {"n": 1}})  # of a partition that is repaired already, or not
         last = scene.up()
-        until(lambda: scene.implied() == scene.documents(), "the log implies the orders there are")
-        scene.wait_delivered(30 + 10 + 10)
+        until(lambda: scene.implied() == scene.documents(), f"the log implies the orders there are (seed {seed})")
+        logged = scene.logged()
+        assert len(set(logged)) == len(logged), f"the log has an event twice (seed {seed})"
+        assert {"new", *map(str, range(20))} == scene.implied().keys()
+        assert 30 + 10 + 10 + 1 <= len(logged) <= 30 + 10 + 10 + 1 + len(kills), f"seed {seed}"
+        until(lambda: set(scene.handled["one"]) == set(scene.logged()), "all of it is delivered")
         orders.update_one({"_id": "new"}, {"$set": {"n": 1}})
         until(lambda: scene.implied() == scene.documents(), "it goes on")
-
-        found = json.loads(scene.run("source", "recover", "--json").stdout)
-        assert [(each["choice"], each["step"], each["asked_by"]) for each in found["past"]] == [
-            ("repair", "done", "itself")
-        ]
-        assert sum(each["taken"] for each in found["past"]) == 10 + 10 + 1
+        assert _past(scene) == [("repair", "done", "itself")] * 2
         assert last.terminate() == 0
+
+        orders.update_many({}, {"$set": {"n": 100}})
+        orders.delete_one({"_id": 3})
+        _forget_all(servers)
+        before = scene.implied()
+        scene.run("source", "recover", "--choice", "skip", "--yes")
+        last = scene.up()
+        until(lambda: last.text().count("the gap is closed") == 2, "both gaps were accepted")
+        orders.insert_one({"_id": "later", "n": 0})
+        until(lambda: "later" in scene.implied(), "what comes later is taken")
+        assert scene.implied() == {**before, "later": {"_id": "later", "n": 0}}
+        assert sorted(_past(scene)) == [("repair", "done", "itself")] * 2 + [("skip", "done", "person")] * 2
+        assert last.terminate() == 0
+
+
+def _forget_all(servers: MongoReplicaSet) -> None:
+    """The oplog does not reach back to anything that was there until now."""
+    with servers.client() as client:
+        now = client.admin.command("hello")["operationTime"]
+    forget(servers, now.time << 32 | now.inc)
+
+
+def _past(scene: MongoScene) -> list[tuple[str, str, str]]:
+    found = json.loads(scene.run("source", "recover", "--json").stdout)["past"]
+    return [(each["choice"], each["step"], each["asked_by"]) for each in found]
 
 
 def test_a_primary_killed_under_load_loses_and_doubles_nothing(mongod: Path, tmp_path: Path) -> None:
