@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -36,6 +37,7 @@ KEEPS_NO_BYTECODE = "PYTHONDONTWRITEBYTECODE"
 # that costs a fifth less processor, and no waiting for a disk; but it may need a few gigabytes.
 MEMORY_DISK = Path("/dev/shm")  # noqa: S108 - a folder of our own in it
 MEMORY_FREE_MIN = 10 * 2**30
+_IN_MEMORY = "evermark-tests"
 FOLDERS_OF_TESTS = "PYTEST_DEBUG_TEMPROOT"
 
 # The longest first. The tests of one part of faults share a deployment, so they stay together.
@@ -151,7 +153,12 @@ def folders_in_memory(disk: Path = MEMORY_DISK, wanted: int = MEMORY_FREE_MIN) -
     if not is_fit or psutil.virtual_memory().available < wanted or FOLDERS_OF_TESTS in os.environ:
         yield {}
         return
-    with tempfile.TemporaryDirectory(prefix="evermark-tests-", dir=disk, ignore_cleanup_errors=True) as folder:
+    for left in disk.glob(f"{_IN_MEMORY}-*-*"):  # by a run that was killed: it would hold memory for ever
+        pid = left.name.removeprefix(f"{_IN_MEMORY}-").split("-")[0]
+        if pid.isdigit() and not psutil.pid_exists(int(pid)):
+            shutil.rmtree(left, ignore_errors=True)
+    name = f"{_IN_MEMORY}-{os.getpid()}-"
+    with tempfile.TemporaryDirectory(prefix=name, dir=disk, ignore_cleanup_errors=True) as folder:
         Path(folder).chmod(0o711)  # servers run as another user
         yield {FOLDERS_OF_TESTS: folder}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -69,14 +70,17 @@ def test_parts_keep_bytecode_though_the_shell_does_not(tmp_path: Path, monkeypat
 
 
 def test_folders_are_in_memory_where_there_is_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """GIVEN a disk in memory WHEN it is large THEN the parts have a folder there, which is gone afterwards; else, and
-    where somebody has chosen another folder, nothing is said."""
+    """GIVEN a disk in memory WHEN it is large THEN the parts have a folder there, which is gone afterwards, as is
+    what a run that was killed has left; else, and where somebody has chosen another folder, nothing is said."""
     monkeypatch.delenv(FOLDERS_OF_TESTS, raising=False)
+    killed, running = (tmp_path / f"evermark-tests-{pid}-x" for pid in (2**22 + 1, os.getpid()))
+    for left in (killed, running):
+        (left / "data").mkdir(parents=True)
     with folders_in_memory(tmp_path, 1) as environ:
         code = "import pathlib, os, sys; pathlib.Path(os.environ[sys.argv[1]], 'left').touch()"
         assert Runner({"one": ()}, (sys.executable, "-c", code, FOLDERS_OF_TESTS), tmp_path, environ).run(1) == 0
         assert [path.name for path in Path(environ[FOLDERS_OF_TESTS]).iterdir()] == ["left"]
-    assert not [path for path in tmp_path.iterdir() if path.is_dir()]
+    assert [path for path in tmp_path.iterdir() if path.is_dir()] == [running]
     with folders_in_memory(tmp_path, 2**60) as environ, folders_in_memory(tmp_path / "none", 1) as other:
         assert environ == other == {}
     monkeypatch.setenv(FOLDERS_OF_TESTS, "chosen")

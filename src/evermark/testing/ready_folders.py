@@ -40,12 +40,17 @@ def lay(folder: Path, binaries: Binaries | None = None) -> None:
 @cache
 def _original(binaries: Binaries) -> EmbeddedPostgres:
     folder = Path(tempfile.mkdtemp(prefix="evermark-original-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    atexit.register(_remove, folder, os.getpid())
     folder.chmod(0o711)
     made = EmbeddedPostgres(folder / "postgres", settings={"fsync": "off"}, binaries=binaries)
     with made:
         pass
     return made
+
+
+def _remove(folder: Path, maker: int) -> None:
+    if os.getpid() == maker:  # and not a fork of it
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _tell_apart(data: Path) -> None:
