@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import random
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -20,11 +21,13 @@ import psycopg
 import pyarrow.parquet as pq
 from psycopg import pq as libpq
 
+from evermark.embedded.binaries import Binaries
 from evermark.embedded.datafolder import password_in
 from evermark.log.log import Log
 from evermark.log.read import LogReader
 from evermark.testing.oracle_tables import (
     INT,
+    PUBLISHES_GENERATED,
     RESTS,
     TABLES,
     TEXT,
@@ -32,8 +35,10 @@ from evermark.testing.oracle_tables import (
     Kind,
     OracleTable,
     Row,
+    add_columns,
     column_names,
     key_of,
+    more_columns,
     read_json,
     rows_of,
 )
@@ -52,36 +57,58 @@ _FIRST_FILLED = 1000
 _WRITERS = 3
 _SHOWN = 5
 _BIGINT = Kind("bigint", (), int)
+_MADE = Kind("integer", (), int, made_of="n % 7")
+_LSN = "select lpad(to_hex((pg_current_wal_insert_lsn() - '0/0'::pg_lsn)::bigint), 16, '0')"
 
 
 @dataclass
 class Shape:
     """The columns of the tables as they are now. Of those that were added: what a row has in it that was told before
-    that, and where in the WAL it was, as positions of events have it."""
+    that, and where in the WAL it was, as positions of events have it. Of those that were renamed: the name before."""
 
     columns: dict[str, dict[str, Kind]]
     added: dict[tuple[str, str], tuple[Any, str]] = field(default_factory=dict)
+    renamed: dict[tuple[str, str], tuple[str, str]] = field(default_factory=dict)
 
     @classmethod
-    def first(cls) -> Shape:
-        return cls({table.name: {**table.key, **table.columns} for table in (*TABLES, RESTS)})
+    def first(cls, more: Mapping[str, Mapping[str, Kind]]) -> Shape:
+        return cls(
+            {table.name: {**table.key, **table.columns, **more.get(table.name, {})} for table in (*TABLES, RESTS)}
+        )
+
+    def row(self, table: str, told: Row, at: str) -> Row:
+        """What an event tells of a row's columns, under the names that they have now."""
+        found: Row = {}
+        for name in self.columns[table]:
+            known = name
+            while known not in told and at < self.renamed.get((table, known), ("", ""))[1]:
+                known = self.renamed[table, known][0]
+            if known in told:
+                found[name] = told[known]
+            elif at < self.added.get((table, name), ("", ""))[1]:
+                found[name] = self.added[table, name][0]
+        return found
 
 
 class Workload:
     """Transactions that overlap, at random from a seed; two that want the same row give way to each other."""
 
-    def __init__(self, dsn: str, subscriber: str, rng: random.Random) -> None:
+    def __init__(
+        self, dsn: str, subscriber: str, rng: random.Random, more: Mapping[str, Mapping[str, Kind]] | None = None
+    ) -> None:
         self._rng = rng
-        self.shape = Shape.first()
+        self.shape = Shape.first(more or {})
         self._admin = psycopg.connect(dsn, autocommit=True)
         self._subscriber = psycopg.connect(subscriber, autocommit=True)
         self._writers = [psycopg.connect(dsn) for _ in range(_WRITERS)]
         for conn in self._writers:
             conn.execute("set lock_timeout = '50ms'")
             conn.commit()
-        self.is_calm = False  # no table is altered or emptied: a repair that is reading it would begin again
+        # So long after a table was altered or emptied none is: a repair that was reading it has begun again.
+        self.rest_s = 0.0
+        self._disturbed_at = 0.0
         self._prepared: list[str] = []
-        self._rests = self._filled = 0
+        self._rests = self._filled = self._named = 0
         self.steps = 0
 
     def close(self) -> None:
@@ -90,7 +117,8 @@ class Workload:
             conn.close()
 
     def fill(self, rows: int) -> None:
-        """Rows that are there before anybody reads."""
+        """Rows beside those that change all the time; not while somebody else takes steps."""
+        self.settle()
         self._filled = rows
         for table in TABLES:
             for number in range(rows):
@@ -111,7 +139,7 @@ class Workload:
             elif choice < 0.69:
                 self._end_prepared()
             elif choice < 0.7:
-                if not self.is_calm:
+                if self._may_disturb():
                     self._define()
             else:
                 (conn.commit if choice < 0.97 else conn.rollback)()
@@ -160,12 +188,13 @@ class Workload:
         elif kind < 0.55:
             conn.execute(f"update {table.name} set n = n + 1 where {several}".encode())
         elif kind < 0.7:
-            column = rng.choice(list(self.shape.columns[table.name].keys() - table.key.keys()))
-            value = self._value(self.shape.columns[table.name][column])
+            columns = self._written(table)
+            column = rng.choice([name for name in columns if name not in table.key])
+            value = self._value(columns[column])
             conn.execute(f"update {table.name} set {column} = {value} where {one}".encode())
         elif kind < 0.83:
             self._move(conn, table, key)
-        elif kind < 0.997 or self.is_calm:
+        elif kind < 0.997 or not self._may_disturb():
             conn.execute(f"delete from {table.name} where {one}".encode())
         else:
             names = [each.name for each in rng.sample(TABLES, rng.choice([1, 1, 2]))]
@@ -183,13 +212,24 @@ class Workload:
             key = other
 
     def _insert(self, conn: Connection, table: OracleTable, key: int) -> None:
-        columns = self.shape.columns[table.name]
+        columns = self._written(table)
         rest = [name for name in columns if name not in table.key]
         values = [str(key), *("'b'" if kind.type == "text" else "1" for kind in list(table.key.values())[1:])]
         values += ["1" if name == "n" else self._value(columns[name]) for name in rest]
         names = ", ".join([*table.key, *rest])
         then = self._rng.choice(["nothing", f"nothing; update {table.name} set n = 0 where {self._where(table, key)}"])
         conn.execute(f"insert into {table.name} ({names}) values ({', '.join(values)}) on conflict do {then}".encode())
+
+    def _written(self, table: OracleTable) -> dict[str, Kind]:
+        """Its columns, but for those that the server makes."""
+        return {name: kind for name, kind in self.shape.columns[table.name].items() if not kind.made_of}
+
+    def _may_disturb(self) -> bool:
+        now = time.monotonic()
+        if now - self._disturbed_at < self.rest_s:
+            return False
+        self._disturbed_at = now
+        return True
 
     def _key(self) -> int:
         if self._filled and self._rng.random() < 0.3:
@@ -208,41 +248,72 @@ class Workload:
     # other columns
 
     def _define(self) -> None:
-        """A column comes, goes, or is of another type. Native replication carries none of it: where a column comes or
-        changes, the subscriber is altered first, and where it goes, last."""
+        """A column comes, goes, gets another name or another type. Native replication carries none of it: where a
+        column comes or changes, the subscriber is altered first, and where it or its name goes, when it has all."""
         self.settle()
         table = self._rng.choice(TABLES)
         columns = self.shape.columns[table.name]
         mine = [name for name in columns if name.startswith("c")]
         choice = self._rng.random()
-        if choice < 0.5 or not mine:
+        if choice < 0.4 or not mine:
             self._add(table, columns)
-        elif choice < 0.75:
+        elif choice < 0.6:
             name = self._rng.choice(mine)
             self._admin.execute(f"alter table {table.name} drop column {name}".encode())
             self.wait_for_subscriber()
             self._subscriber.execute(f"alter table {table.name} drop column {name}".encode())
             del columns[name]
+        elif choice < 0.8:
+            self._rename(table, columns, self._rng.choice(mine))
         else:
             self._retype(table, columns, self._rng.choice(mine))
 
+    def _new_name(self) -> str:
+        self._named += 1
+        return f"c{self._named}"
+
     def _add(self, table: OracleTable, columns: dict[str, Kind]) -> None:
-        name, kind = f"c{len(self.shape.added)}", self._rng.choice([INT, TEXT])
+        """What the server makes of other columns is told again with the rows: no event tells that it was made. Where
+        the whole row is the identity the native publication would have to publish it."""
+        kinds = [INT, TEXT, *([_MADE] if self._makes_columns and table.name != "whole" else [])]
+        name, kind = self._new_name(), self._rng.choice(kinds)
         default, told = self._rng.choice([("", None), ("default 7", "7" if kind is TEXT else 7)])
-        alter = f"alter table {table.name} add column {name} {kind.type} {default}".encode()
+        alter = f"alter table {table.name} add column {name} {kind.sql} {'' if kind.made_of else default}".encode()
         self._subscriber.execute(alter)
         with self._admin.transaction():
             self._admin.execute(alter)
             # Behind it, not in front: `alter table` waits for copies that read the table, and these mark their rows.
-            lsn = "select lpad(to_hex((pg_current_wal_insert_lsn() - '0/0'::pg_lsn)::bigint), 16, '0')"
-            (at,) = self._admin.execute(lsn).fetchone() or ("",)
+            at = self._at()
+            if kind.made_of:
+                self._admin.execute(f"update {table.name} set n = n".encode())
         columns[name] = kind
         self.shape.added[table.name, name] = (told, at)
+
+    def _rename(self, table: OracleTable, columns: dict[str, Kind], name: str) -> None:
+        """Rows are not told again: what the log has of them is under the name before."""
+        new = self._new_name()
+        alter = f"alter table {table.name} rename column {name} to {new}".encode()
+        self.wait_for_subscriber()
+        with self._admin.transaction():
+            self._admin.execute(alter)
+            at = self._at()
+        self._subscriber.execute(alter)
+        columns[new] = columns.pop(name)
+        self.shape.renamed[table.name, new] = (name, at)
+        if (table.name, name) in self.shape.added:
+            self.shape.added[table.name, new] = self.shape.added.pop((table.name, name))
+
+    def _at(self) -> str:
+        return str((self._admin.execute(_LSN).fetchone() or ("",))[0])
+
+    @property
+    def _makes_columns(self) -> bool:
+        return self._admin.info.server_version >= PUBLISHES_GENERATED
 
     def _retype(self, table: OracleTable, columns: dict[str, Kind], name: str) -> None:
         """Rows are told again where their JSON is another: no event tells that a table was rewritten."""
         kind = {"integer": _BIGINT, "bigint": TEXT}.get(columns[name].type)
-        if kind is None:
+        if kind is None or columns[name].made_of:
             return
         alter = f"alter table {table.name} alter column {name} type {kind.type}".encode()
         self._subscriber.execute(alter)
@@ -284,15 +355,15 @@ class Busy(threading.Thread):
 
 
 @contextmanager
-def busy(workload: Workload, *, calm: bool = False) -> Iterator[None]:
+def busy(workload: Workload, rest_s: float = 0.0) -> Iterator[None]:
     beside = Busy(workload)
-    workload.is_calm = calm
+    workload.rest_s = rest_s
     beside.start()
     try:
         yield
     finally:
         beside.finish()
-        workload.is_calm = False
+        workload.rest_s = 0.0
 
 
 @dataclass
@@ -301,13 +372,14 @@ class Places:
 
     source: str
     subscriber: str
+    more: Mapping[str, Mapping[str, Kind]] = field(default_factory=dict)  # columns of what these servers have
 
 
 @contextmanager
-def places(folder: Path) -> Iterator[Places]:
+def places(folder: Path, binaries: Binaries | None = None) -> Iterator[Places]:
     with (
-        postgres_server(folder / "source", SERVER) as source,
-        postgres_server(folder / "subscriber", SERVER) as subscriber,
+        postgres_server(folder / "source", SERVER, binaries=binaries) as source,
+        postgres_server(folder / "subscriber", SERVER, binaries=binaries) as subscriber,
         fresh_database(source) as dsn,
         fresh_database(subscriber) as theirs,
     ):
@@ -315,6 +387,8 @@ def places(folder: Path) -> Iterator[Places]:
         for each in (dsn, theirs):
             with psycopg.connect(each, autocommit=True) as conn:
                 conn.execute(create.encode())
+                more = more_columns(conn)
+                add_columns(conn, more)
         with psycopg.connect(dsn, autocommit=True) as conn:
             names = ", ".join(table.name for table in (*TABLES, RESTS))
             options = "with (publish_via_partition_root = true)"
@@ -323,7 +397,7 @@ def places(folder: Path) -> Iterator[Places]:
             conn.execute(f"create subscription {_NATIVE} connection '{_conninfo(source, dsn)}'"
                          f" publication {_NATIVE}".encode())  # fmt: skip
         try:
-            yield Places(dsn, theirs)
+            yield Places(dsn, theirs, more)
         finally:
             with psycopg.connect(theirs, autocommit=True) as conn:
                 conn.execute(f"drop subscription {_NATIVE}".encode())
@@ -345,7 +419,7 @@ class OracleScene(Stage):
         super().__init__(folder, {})
         self.seed, self.at = seed, at
         self.env["SHOP_DSN"] = at.source
-        self.workload = Workload(at.source, at.subscriber, random.Random(seed))
+        self.workload = Workload(at.source, at.subscriber, random.Random(seed), at.more)
 
     def settings(self) -> str:
         names = ", ".join(table.stream for table in (*TABLES, RESTS))
@@ -381,21 +455,16 @@ class OracleScene(Stage):
                 assert column_names(source, table) == columns.keys(), f"seed {self.seed}"
                 wanted = rows_of(source, table, columns)
                 _require_same(wanted, rows_of(subscriber, table, columns), f"{table.name}, subscriber", self.seed)
-                found = self._implied(spark, table, columns)
+                found = self._implied(spark, table)
                 _require_same(wanted, found, f"{table.name}, log", self.seed)
                 rows += len(wanted)
         return rows
 
-    def _implied(self, spark: SparkSession, table: OracleTable, columns: Mapping[str, Kind]) -> dict[str, Row]:
+    def _implied(self, spark: SparkSession, table: OracleTable) -> dict[str, Row]:
         frame = Log(self.folder / "data" / "log").table(spark, self.source, table.stream)
         found: dict[str, Row] = {}
         for told in frame.select("payload", "position").collect():
-            at = told["position"].split(":")[1]
-            row = {name: value for name, value in read_json(told["payload"]).items() if name in columns}
-            for name in columns.keys() - row.keys():
-                if (table.name, name) in self.workload.shape.added:
-                    value, since = self.workload.shape.added[table.name, name]
-                    row |= {name: value} if at < since else {}
+            row = self.workload.shape.row(table.name, read_json(told["payload"]), told["position"].split(":")[1])
             key = key_of(table, row)
             assert key not in found, f"the log implies {table.name} {key} twice (seed {self.seed})"
             found[key] = row

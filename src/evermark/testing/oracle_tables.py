@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
@@ -52,12 +53,18 @@ def _pair(fields: Sequence[str | None]) -> Value:
 @dataclass(frozen=True)
 class Kind:
     """A type, some values of it as SQL, and how its text becomes JSON. `shown`: the text as SQL, where it is not just
-    what the type's output function writes."""
+    what the type's output function writes. `made_of`: SQL that the server makes each value of."""
 
     type: str
     values: tuple[str, ...]
     json: Callable[[Any], Value] = _as_it_is
     shown: str = "format('%s', {0})"
+    made_of: str = ""
+
+    @property
+    def sql(self) -> str:
+        """As a column is declared."""
+        return f"{self.type} generated always as ({self.made_of}) stored" if self.made_of else self.type
 
     def select(self, column: str) -> str:
         quoted = '"' + column + '"'
@@ -136,6 +143,18 @@ KINDS: tuple[Kind, ...] = (
     _array(DOUBLE, "'{0.5,Infinity}'"),
     _array(STAMPTZ, "array['2024-01-01 00:00+00']::timestamptz[]"),
 )
+# What not every server has, behind a statement that only one that has it can run.
+MAYBE: tuple[tuple[str, Kind], ...] = (
+    ("select '<a/>'::xml", Kind("xml", ("'<a b=\"c\">d</a>'", "'t &amp; u'"))),
+    ("create extension hstore", Kind("hstore", ("'a=>1, \"b c\"=>NULL'", "''"))),
+    ("create extension vector", Kind("vector(3)", ("'[1,2.5,-3]'",))),
+)
+PUBLISHES_GENERATED = 180000
+# The large one of a row is not sent again where what it is made of did not change.
+GENERATED = {
+    "twice": Kind("bigint", (), _bigint, made_of="n::bigint * 2"),
+    "loud": Kind("text", (), made_of="body || '!'"),
+}
 # Of a large value only what fits into a page is sent again when it did not change.
 LARGE = Kind("text", ("null", "'short'", "repeat('x\"é', 1500)", "repeat('y\n\\', 3000)"))
 DOCUMENT = Kind(
@@ -167,7 +186,7 @@ def _table(name: str, key: Mapping[str, Kind], columns: Mapping[str, Kind], more
     return OracleTable(name, key, columns, f"create table {name} ({listed}, {rest}{more}; {after} {external}")
 
 
-_OUT = {"body", "document"}
+_OUT = {"body", "document", "loud"}
 _ID = {"id": INT}
 TYPES = """
 create type mood as enum ('so "so"', 'fine');
@@ -199,6 +218,24 @@ TABLES: tuple[OracleTable, ...] = (
     ),
 )
 RESTS = OracleTable("rests", _ID, {}, "create table rests (id integer primary key)")
+
+
+def more_columns(conn: psycopg.Connection[Any]) -> dict[str, dict[str, Kind]]:
+    """By table: columns of what this server has beyond others. Extensions are made."""
+    found: dict[str, Kind] = {}
+    for statement, kind in MAYBE:
+        with suppress(psycopg.Error), conn.transaction():
+            conn.execute(statement.encode())
+            found[f"m{len(found)}"] = kind
+    return {"kinds": found, "two": GENERATED if conn.info.server_version >= PUBLISHES_GENERATED else {}}
+
+
+def add_columns(conn: psycopg.Connection[Any], more: Mapping[str, Mapping[str, Kind]]) -> None:
+    for table, columns in more.items():
+        for name, kind in columns.items():
+            conn.execute(f"alter table {table} add column {name} {kind.sql}".encode())
+            if name in _OUT:
+                conn.execute(f"alter table {table} alter {name} set storage external".encode())
 
 
 def rows_of(conn: psycopg.Connection[Any], table: OracleTable, columns: Mapping[str, Kind]) -> dict[str, Row]:
