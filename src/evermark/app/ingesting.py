@@ -22,6 +22,7 @@ from evermark.delivery.work import Span
 from evermark.errors import EvermarkError
 from evermark.event import Seen
 from evermark.ingest.checkpoint_saver import SavingNews
+from evermark.ingest.copying.requests import CopyRequests
 from evermark.ingest.copying.steps import Copier
 from evermark.ingest.dedup import RecentIds
 from evermark.ingest.owner import IngestLimits, SourceOwner
@@ -199,6 +200,7 @@ class SourceRunner(SavingNews):
     share: Share = field(default_factory=Share)
     watch: RecoveryWatch | None = None
     keeper: LeaseKeeper | None = None
+    requests: CopyRequests | None = None
 
     def __post_init__(self) -> None:
         self._source = self.deployment.sources[self.name]
@@ -428,9 +430,12 @@ class SourceRunner(SavingNews):
         if copying is None:
             return None
         every_s = self._owner.limits.look_every_s
-        return Copier(
+        copier = Copier(
             self.name, epoch, copying, self.works, self, self.runtime, self._copy_log, every_s, busy, step_down
         )
+        if self.requests is not None:
+            self.requests.watch(self.name, copier.asked)
+        return copier
 
     def copy_began(self, copy: Copy, chunks: int) -> None:
         self._copy_log.info("a copy begins", copy=copy.id, stream=copy.stream, chunks=chunks)

@@ -37,6 +37,7 @@ from evermark.delivery.store.postgres_rates import PostgresRates
 from evermark.delivery.webhook.client import use_rates
 from evermark.delivery.work import Assignment, DeliveryOptions, Result, Span, fold
 from evermark.errors import EngineError, EvermarkError
+from evermark.ingest.copying.requests import CopyRequests
 from evermark.ingest.owner import LIMITS as INGEST_LIMITS
 from evermark.ingest.pieces import Piece, ReadFrom
 from evermark.ingest.reading import SEATS, Seats
@@ -295,10 +296,21 @@ class _Lane:
         seats = Seats(len(work.sources))
         self._works = [LaneWorks(deployment, tasks, name, metrics, work.limit, runtime, seats) for name in work.sources]
         self._watch = RecoveryWatch(deployment.recoveries.known, runtime, self._log, INGEST_LIMITS.look_every_s)
+        self._requests = CopyRequests(deployment.copies, runtime, self._log)
         keeper = keeper_for(deployment.leases, runtime)
         self._sources = [
             SourceRunner(
-                deployment, works, works.name, board, metrics, self._delivery, runtime, self._share, self._watch, keeper
+                deployment,
+                works,
+                works.name,
+                board,
+                metrics,
+                self._delivery,
+                runtime,
+                self._share,
+                self._watch,
+                keeper,
+                self._requests,
             )
             for works in self._works
         ]
@@ -333,6 +345,7 @@ class _Lane:
             self._obey(dead)
         finally:
             self._watch.stopped.set()
+            self._requests.stopped.set()
             gc.unfreeze()
             threading.excepthook = hook
             self._sink.close()

@@ -19,7 +19,8 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
@@ -197,6 +198,10 @@ class CopyStore(Protocol):
 
     def ask(self, source: str, stream: str, condition: str) -> Copy:
         """A person asks for a copy; not fenced. Asked again while the same is under way, it is that one."""
+
+    def requests(self) -> AbstractContextManager[Callable[[float], Collection[str]]]:
+        """Listen for requests of persons. What it gives waits for some, at most so many seconds, and says of which
+        sources they are: from here on, and as well as can be. Whoever has to know of all of them looks, too."""
 
     def cancel(self, copy: str) -> Copy:
         """A person wants no more of a copy that a person asked for; not fenced. What is ready is still told. One that

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +14,9 @@ import pytest
 
 from evermark.cluster.fence import source_lease
 from evermark.cluster.memory import MemoryLeases
-from evermark.errors import BusyError, DeniedError, EvermarkError, Kind, SetupError, StaleError
+from evermark.errors import BusyError, DeniedError, EvermarkError, Kind, SetupError, StaleError, UnreachableError
 from evermark.ingest.copying.memory import MemoryCopies
+from evermark.ingest.copying.requests import CopyRequests
 from evermark.ingest.copying.steps import READY_MAX, Copier, gives_up
 from evermark.ingest.repair.base import Step
 from evermark.ingest.repair.memory import MemoryRecoveries
@@ -22,6 +25,7 @@ from evermark.runtime import Threads
 from evermark.sources import copies
 from evermark.sources.copies import AskedBy, Bounds, ChunkState, ChunkWork, Copy, CopyState, Mark
 from evermark.testing.states import owners
+from evermark.testing.until import until
 
 
 @dataclass
@@ -119,9 +123,9 @@ class Scene:
     take_over: Callable[[], int]
     busy: bool = False
 
-    def owner(self) -> Copier:
+    def owner(self, look_every_s: float = 0.01) -> Copier:
         return Copier(
-            "shop", self.take_over(), self.copying, self.works, self.news, Threads(), get_logger(), 0.01,
+            "shop", self.take_over(), self.copying, self.works, self.news, Threads(), get_logger(), look_every_s,
             lambda: self.busy, lambda: None,
         )  # fmt: skip
 
@@ -159,6 +163,41 @@ def test_a_copy_from_its_plan_to_its_end(scene: Scene) -> None:
     owner.look()
     scene.owner().look()
     assert len(scene.works.rounds) == 1  # once is enough, for every owner
+
+
+def _are_done(copies: MemoryCopies, wanted: int) -> bool:
+    return sum(copy.state is CopyState.DONE for copy in copies.listed()) == wanted
+
+
+def test_a_copy_begins_when_it_is_asked_for(scene: Scene) -> None:
+    """GIVEN a copier that looks once a minute, and State that cannot be heard for a moment WHEN a person asks for a
+    copy THEN it begins at once, also a second one."""
+    scene.copying.wanted = ()
+    owner, failing = scene.owner(look_every_s=60.0), [UnreachableError("away")]
+
+    class Copies(MemoryCopies):
+        @contextmanager
+        def requests(self) -> Iterator[Any]:
+            if failing:
+                raise failing.pop()
+            with super().requests() as heard:
+                yield heard
+
+    scene.works.copies.__class__ = Copies
+    requests = CopyRequests(scene.works.copies, Threads(), get_logger())
+    requests.again_s = 0.01
+    requests.watch("shop", owner.asked)
+    copier = Threads().spawn("copier", owner.run)
+    copies = scene.works.copies
+    for number, stream in enumerate(("t", "u"), start=1):
+        scene.copying.streams = (*scene.copying.streams, stream)
+        copies.ask("shop", stream, "")
+        scene.works.at = "1:99"
+        done = partial(_are_done, copies, number)
+        until(done, "the copy is done", timeout_s=20.0)
+    requests.stopped.set()
+    owner.stopped.set()
+    assert copier.join(10.0)
 
 
 def test_the_next_owner_goes_on(scene: Scene) -> None:

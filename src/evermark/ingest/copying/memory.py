@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -36,6 +38,7 @@ class MemoryCopies:
         self._kept: dict[str, Copy] = {}
         self._chunks: dict[tuple[str, int], Chunk] = {}
         self._horizons: dict[str, str] = {}
+        self._listening: list[queue.SimpleQueue[str]] = []
         self._lock = threading.RLock()
 
     def ask(self, source: str, stream: str, condition: str) -> Copy:
@@ -44,7 +47,26 @@ class MemoryCopies:
                 same = (copy.source, copy.stream, copy.condition) == (source, stream, condition)
                 if same and copy.state in _UNDER_WAY:
                     return self._now(copy)
-            return self._make(source, stream, condition, AskedBy.PERSON)
+            made = self._make(source, stream, condition, AskedBy.PERSON)
+            for each in self._listening:
+                each.put(source)
+            return made
+
+    @contextmanager
+    def requests(self) -> Iterator[Callable[[float], Collection[str]]]:
+        said: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+        def heard(wait_s: float) -> Collection[str]:
+            try:
+                return {said.get(timeout=wait_s)}
+            except queue.Empty:
+                return ()
+
+        self._listening.append(said)
+        try:
+            yield heard
+        finally:
+            self._listening.remove(said)
 
     def cancel(self, copy: str) -> Copy:
         with self._lock:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -29,6 +29,7 @@ from evermark.sources.copies import (
 )
 from evermark.state.connection import Connection, State
 
+_REQUESTS = "evermark_copies"  # a channel of the whole database: what is said names the deployment
 _LISTED = """
 select c.id, c.source, c.stream, c.condition, c.asked_by, c.state, c.chunks,
        (select count(*) from copy_chunks k where k.copy = c.id and k.state <> 'done'),
@@ -105,7 +106,23 @@ class StateCopies:
         with self._state.transaction() as conn:
             found = conn.execute(_SAME, (source, stream, condition)).fetchone()
             number = found[0] if found else _asked(conn, source, stream, condition, AskedBy.PERSON)
+            conn.execute("select pg_notify(%s, %s)", (_REQUESTS, f"{self._state.schema}/{source}"))
             return _copy(conn.execute(_LISTED.format("c.id = %s"), (number,)).fetchone())
+
+    @contextmanager
+    def requests(self) -> Iterator[Callable[[float], Collection[str]]]:
+        with self._state.connection() as conn:
+            conn.execute(f"listen {_REQUESTS}".encode())
+            ours = f"{self._state.schema}/"
+
+            def heard(wait_s: float) -> Collection[str]:
+                said = [each.payload for each in conn.notifies(timeout=wait_s, stop_after=1)]
+                return {each.removeprefix(ours) for each in said if each.startswith(ours)}
+
+            try:
+                yield heard
+            finally:
+                conn.close()  # whoever has it next is not to hear anything
 
     def cancel(self, copy: str) -> Copy:
         listed = _LISTED.format("c.id = %s").encode()

@@ -71,7 +71,8 @@ class CopyNews(Protocol):
 
 @dataclass(eq=False)
 class Copier:
-    """`run` returns after `stopped` is set. While `busy` (a gap is open) no chunk is begun."""
+    """`run` returns after `stopped` is set. While `busy` (a gap is open) no chunk is begun. It looks at once when
+    `asked` is set, and every `look_every_s` anyhow."""
 
     name: str
     epoch: int
@@ -86,7 +87,7 @@ class Copier:
     _again_at: dict[str, float] = field(default_factory=dict)  # of copies that failed
 
     def __post_init__(self) -> None:
-        self.stopped = self.runtime.wake()
+        self.stopped, self.asked = self.runtime.wake(), self.runtime.wake()
         self._begun = False
         self._waiting = 0  # chunks that are ready and not read yet, as last seen
         self._inherited: set[Mark] = set()  # ready before our term
@@ -95,6 +96,7 @@ class Copier:
         failures = 0
         while not self.stopped.is_set():
             wait_s = self.look_every_s
+            self.asked.clear()
             try:
                 if self.look():
                     wait_s = 0.0
@@ -111,7 +113,7 @@ class Copier:
                 self.log.warning("copying failed; it is tried again", part="copy", error=error)
                 wait_s = backoff_s(failures, base_s=self.look_every_s)
                 failures += 1
-            self.runtime.wait(wait_s, self.stopped)
+            self.runtime.wait(wait_s, self.stopped, self.asked)
 
     def look(self) -> bool:
         """Settle what was read, and write some more. Whether there is more to do at once."""

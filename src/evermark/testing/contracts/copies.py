@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable
 
 import pytest
@@ -48,6 +50,19 @@ class CopyContract:
         assert copies.ask("bank", "a", "").source == "bank"
         assert len(copies.listed("shop")) == 4 and len(copies.listed()) == 5
         assert copies.listed("shop")[0] == asked
+
+    def test_who_listens_hears_of_a_request_at_once(self, copies: CopyStore) -> None:
+        """GIVEN one who listens WHEN a person asks THEN the source is told, and nothing of what nobody asked."""
+        with copies.requests() as heard:
+            copies.ask("shop", "a", "")
+            assert set(heard(10.0)) == {"shop"}
+            later = threading.Timer(0.2, copies.ask, ("bank", "a", ""))
+            later.start()
+            began = time.monotonic()
+            assert set(heard(10.0)) == {"bank"} and time.monotonic() - began < 5.0
+            later.join()
+            assert not heard(0.05)
+        copies.ask("shop", "b", "")  # nobody listens, which is all right
 
     def test_the_life_of_a_chunk(self, copies: CopyStore, epoch: int) -> None:
         """GIVEN a plan WHEN chunks are written and passed THEN each is counted, and the last ends the copy."""
