@@ -20,8 +20,8 @@ from evermark.delivery.base import SubscriptionSpec
 from evermark.delivery.decide.registration import require_ours
 from evermark.delivery.status import accounts, durable_heads, kept_for
 from evermark.delivery.webhook.signing import new_secret as fresh_secret
-from evermark.errors import ConfigError, NotFoundError
-from evermark.log.read import LogReader
+from evermark.errors import ConfigError, EvermarkError, NotFoundError
+from evermark.log.read import FileRange, LogReader
 from evermark.observe.logging import without_secrets
 from evermark.server.calls import Services
 from evermark.server.subscriptions import SubscriptionAnswer
@@ -211,7 +211,8 @@ def report(answer: SubscriptionAnswer, said: str, as_json: bool) -> None:
 def subscription_rows(deployment: Deployment) -> list[dict[str, Any]]:
     """A row per subscription, also of the file's that no instance has seen yet. No row holds a secret."""
     heads = durable_heads(deployment.heads, deployment.sources)
-    files = {source: LogReader(deployment.log_folder(source)).files_if_any() for source in deployment.sources}
+    files, unread = _files(deployment)
+    unknown = dict.fromkeys(("lag_events", "oldest", "kept_events")) if unread else {}
     known = accounts(deployment.delivery, heads, lambda source: files[source])
     horizon = datetime.now(UTC) - deployment.config.log.retention
     kept = kept_for(deployment.delivery.cursors_outside(), files, horizon)
@@ -220,13 +221,26 @@ def subscription_rows(deployment: Deployment) -> list[dict[str, Any]]:
         numbers = {key: value for key, value in vars(found).items() if key != "subscription"}
         subscription = {key: getattr(found.subscription, key) for key in ("failures", "next_attempt_at", "reason")}
         state = {"state": found.subscription.state.value, "kept_events": kept.get(name, 0)}
-        rows.append({**_keys(found.subscription.spec), **state, **numbers, **subscription})
+        rows.append({**_keys(found.subscription.spec), **state, **numbers, **subscription, **unknown})
     rows += [
         {**_keys(spec), "state": "new", "reason": "begins with the next `evermark up`"}
         for spec in deployment.specs
         if spec.name not in known
     ]
     return sorted(rows, key=lambda row: str(row["subscription"]))
+
+
+def _files(deployment: Deployment) -> tuple[dict[str, list[FileRange]], bool]:
+    """By source, and whether one could not be read: a bucket that is away hides nothing of what State knows."""
+    files: dict[str, list[FileRange]] = {}
+    unread = False
+    for source in deployment.sources:
+        try:
+            files[source] = LogReader(deployment.log_folder(source)).files_if_any()
+        except EvermarkError as error:
+            say(f"{source}: how far subscriptions are behind is not known: {error}")
+            files[source], unread = [], True
+    return files, unread
 
 
 def _keys(spec: SubscriptionSpec) -> dict[str, Any]:

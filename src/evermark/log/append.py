@@ -34,7 +34,7 @@ class DeltaLog:
         self.folder = folder
         self._handle = TableHandle(folder, create=True)
         self._version = -1  # up to which commits are known
-        self._applications: dict[str, int] = {}  # as commits after the handle's own version left them
+        self._applications: dict[str, int] = {}  # as the commits that we have read left them
         self._notes: dict[int, CommitNote] = {}  # the last seen of each partition
         self._synced: int | None = None
         self._pause = pause
@@ -124,6 +124,7 @@ class DeltaLog:
         self._has_columns = not missing_columns(table)
         self._version = int(table.version())
         self._at = commit_identity(self.folder, self._version)
+        self._looked_to = self._version  # later commits are known, this one and those before it are not
         self._applications.clear()
         self._notes.clear()
         self._own: set[int] = set()  # commits of ours that `sync` has not seen yet
@@ -151,8 +152,31 @@ class DeltaLog:
         self._version, self._at = version, commit_identity(self.folder, version)
 
     def _tail(self, partition: int) -> tuple[int, int]:
-        found = self._applications.get(app_id(partition))
-        return unpack(found if found is not None else self._handle.table.transaction_version(app_id(partition)) or 0)
+        application = app_id(partition)
+        if application not in self._applications:
+            checkpoint = last_checkpoint(self.folder)
+            self._look_back(lambda: application in self._applications, checkpoint)
+            if application not in self._applications:
+                self._applications[application] = self._in_table(application) if self._looked_to >= 0 else 0
+        return unpack(self._applications[application])
+
+    def _in_table(self, application: str) -> int:
+        """The library reads all commits since the checkpoint for each that it is asked for."""
+        with trouble_is_said(self.folder):
+            return self._handle.table.transaction_version(application) or 0
+
+    def _look_back(self, is_found: Callable[[], bool], to: int) -> None:
+        """Learn from the commits between `to` and the version at which the table was opened, the newest first: each is
+        read once, for whichever partition. Ends where one was cleaned away."""
+        while not is_found() and self._looked_to > to:
+            if (actions := read_commit(self.folder, self._looked_to)) is None:
+                return
+            for action in actions:
+                if "txn" in action:
+                    self._applications.setdefault(action["txn"]["appId"], action["txn"]["version"])
+                elif "commitInfo" in action and isinstance(note := note_of(action["commitInfo"]), CommitNote):
+                    self._notes.setdefault(note.partition, note)
+            self._looked_to -= 1
 
     def _try_commit(
         self, applications: Mapping[str, int], files: Sequence[LogFile], note: CommitNote | FenceNote
@@ -189,20 +213,9 @@ class DeltaLog:
         return last_checkpoint(self.folder) <= self._handle.table.version()
 
     def _note(self, partition: int, batch: int) -> CommitNote | None:
-        note = self._notes.get(partition) or self._found_note(partition)
+        self._look_back(lambda: partition in self._notes, max(-1, self._version - _NOTES_SEARCHED_MAX))
+        note = self._notes.get(partition)
         return note if note is not None and note.batch == batch else None
-
-    def _found_note(self, partition: int) -> CommitNote | None:
-        """What is found of other partitions on the way, the newest first, is kept for when they are asked for."""
-        for each in range(self._version, max(-1, self._version - _NOTES_SEARCHED_MAX), -1):
-            if (actions := read_commit(self.folder, each)) is None:
-                return None
-            note = next((note_of(action["commitInfo"]) for action in actions if "commitInfo" in action), None)
-            if isinstance(note, CommitNote):
-                self._notes.setdefault(note.partition, note)
-                if note.partition == partition:
-                    return note
-        return None
 
     def _tries(self, partitions: Sequence[int]) -> Iterator[None]:
         for attempt in range(_COMMIT_TRIES_MAX):

@@ -23,7 +23,7 @@ from evermark.event import EVENT, TIMESTAMP, Op, Seen
 from evermark.log.commits import read_commit
 from evermark.log.format import app_id, unpack
 from evermark.log.table import TableHandle, commit_identity, last_checkpoint
-from evermark.storage import Place, readable, storage_of
+from evermark.storage import Place, readable, storage_of, trouble_is_said
 
 if TYPE_CHECKING:
     import deltalake
@@ -82,7 +82,8 @@ class LogReader:
         with self._lock:
             if not self._catch_up():
                 table = self.refresh()
-                self.version, self._files = table.version(), {f.path: f for f in files_at(self.folder, table)}
+                with trouble_is_said(self.folder):
+                    self.version, self._files = table.version(), {f.path: f for f in files_at(self.folder, table)}
                 self._at = commit_identity(self.folder, self.version)
             return list(self._files.values())
 
@@ -113,7 +114,7 @@ class LogReader:
 
     def tail_batch(self, partition: int) -> int:
         """The last batch committed, also when compaction or retention left no file that shows it."""
-        with self._lock:
+        with self._lock, trouble_is_said(self.folder):  # the library reads commits to answer
             return unpack(self.refresh().transaction_version(app_id(partition)) or 0)[1]
 
     def files_of(self, partition: int, after_batch: int, to_batch: int) -> list[FileRange]:

@@ -114,6 +114,9 @@ class TableHandle:
             except DeltaError:
                 # Maintenance cleaned away a commit just as this handle was reading it: the newest checkpoint holds it.
                 self._reopen()
+            except OSError:  # a store that does not answer, in the words of its library
+                with trouble_is_said(self.folder):
+                    raise
         else:
             with trouble_is_said(self.folder):
                 self.table.update_incremental()

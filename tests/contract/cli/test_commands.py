@@ -469,6 +469,23 @@ def test_a_store_of_leases_that_is_away_is_said_and_hides_nothing_else(file: Pat
     assert result.exit_code == 0 and "who owns what is not known: " in result.stderr
 
 
+def test_a_bucket_that_is_away_is_said_and_hides_nothing_else(
+    file: Path, deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GIVEN a log in a bucket whose store does not answer WHEN asked for the status THEN all that State knows is told,
+    and of what is in the log alone that it is not known."""
+    park(deployment, 1, 2, 3)
+    monkeypatch.setattr("evermark.storage.objects.RETRIES_MAX", 0)
+    monkeypatch.setenv("S3_KEY", SECRET)
+    keys = 'access_key: "${S3_KEY}", secret_key: "${S3_KEY}"'
+    section = f"storage: {{endpoint: 'http://127.0.0.1:{free_port()}', {keys}}}\nlog: {{path: 's3://acme/shop'}}\n"
+    file.write_text(file.read_text() + section)
+    (billing,) = told("status", "-c", file)["subscriptions"]
+    assert (billing["state"], billing["waiting"], billing["lag_events"]) == ("live", 3, None)
+    result = invoke("status", "-c", file)
+    assert result.exit_code == 0 and "how far subscriptions are behind is not known: the store of" in result.stderr
+
+
 def test_instances_are_told_by_the_leases_they_hold(file: Path, deployment: Deployment) -> None:
     """GIVEN a holder, one that let go and one that is gone WHEN listed THEN only the first is there."""
     held_elsewhere(deployment, source_lease("shop"))

@@ -136,6 +136,37 @@ def test_the_commit_of_another_is_never_taken_for_ours(folder: Place, proxy: Fau
     assert ids(folder) == expected(1)
 
 
+@pytest.mark.parametrize("fault", [Fault(answer=(503, "SlowDown")), LOST])
+def test_a_table_that_is_kept_open_says_what_the_store_does(folder: Place, proxy: FaultyProxy, fault: Fault) -> None:
+    """GIVEN a table that was opened, and a commit since, which the store does not give WHEN it is read THEN the error
+    is one of ours, without the library's text; and the table goes on once the store does."""
+    log = DeltaLog(folder, pause=no_pause)
+    fill(log, 1)
+    kept = LogReader(folder)
+    assert kept.tail_batch(0) == 1
+    fill(log, 2, first=2)
+    proxy.choose = lambda method, path: fault if method == "GET" and path.endswith(".json") else None
+    with pytest.raises(UnreachableError) as caught:
+        kept.tail_batch(0)
+    assert "http://" not in said_by(caught.value)
+    proxy.choose = lambda *_: None
+    assert kept.tail_batch(0) == 2
+
+
+def test_an_owner_of_many_partitions_reads_each_commit_a_few_times(folder: Place, proxy: FaultyProxy) -> None:
+    """GIVEN a log with commits of many partitions WHEN another owner takes all of them THEN it knows their tails, and
+    what it asked of the store did not grow with partitions times commits."""
+    log, partitions = DeltaLog(folder, pause=no_pause), range(8)
+    for partition in partitions:
+        fill(log, 2, partition=partition)
+    commits = log.sync() + 1
+    proxy.seen.clear()
+    tails = DeltaLog(folder, pause=no_pause).fence_all(partitions, 2)
+    assert {tail.batch for tail in tails.values()} == {2}
+    read = [path for method, path in proxy.seen if method == "GET" and path.endswith(".json")]
+    assert len(read) < 4 * commits
+
+
 def test_an_upload_whose_answer_is_lost_leaves_one_file(folder: Place, proxy: FaultyProxy) -> None:
     """GIVEN a lost answer to the file of a batch WHEN it is written THEN it is there once, at its size."""
     DeltaLog(folder, pause=no_pause)
