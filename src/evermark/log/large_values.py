@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -21,11 +21,14 @@ if TYPE_CHECKING:
 
 LACKS = f"exists(flags, flag -> startswith(flag, '{UNKNOWN}'))"
 
-# Keys under which images of a record stand that had another key before, or has another since.
-_CROSSED = f"""
-select distinct stream, partition, explode(array(key, previous_key)) as row_key, true as crossed
-from {{events}} where {LACKS} and previous_key is not null
+# Where images of a record stand that had another key before.
+_MOVES = f"""
+select distinct stream, partition, key, previous_key
+from {{events}} where {LACKS} and previous_key is not null and key is not null
 """
+# So many moves are told apart, in the memory of the driver. Of more all keys are held by one task of each partition.
+_MOVES_MAX = 200_000
+_CROSSED = "stream string, partition int, row_key string, shared bigint"
 
 
 def with_large_values(spark: SparkSession, marks: DataFrame, events: DataFrame) -> DataFrame:
@@ -34,16 +37,37 @@ def with_large_values(spark: SparkSession, marks: DataFrame, events: DataFrame) 
 
     Marks may say of a row that is kept: `is_kept`, with its image in `kept`.
     """
-    crossed = spark.sql(_CROSSED, events=events)
+    moves = [tuple(row) for row in spark.sql(_MOVES, events=events).limit(_MOVES_MAX + 1).collect()]
+    if len(moves) <= _MOVES_MAX:
+        crossed = spark.createDataFrame(shared_keys(moves), _CROSSED).hint("broadcast")
+    else:
+        all_of_them = "select distinct stream, partition, explode(array(key, previous_key)) as row_key, 0L as shared"
+        crossed = spark.sql(f"{all_of_them} from {{moves}}", moves=spark.sql(_MOVES, events=events))
     placed = marks.join(crossed, ["stream", "partition", "row_key"], "left").selectExpr(
-        *marks.columns, "crossed", "if(crossed, null, row_key) as alone"
+        *marks.columns, "shared", "if(shared is null, row_key, null) as alone"
     )
     # One task has all keys that share records; all others are side by side. A mark that says that a key was left is
     # told after the image under the new key, which is of the same event.
-    in_order = placed.repartition("stream", "partition", "alone").sortWithinPartitions(
-        "stream", "partition", "alone", "batch", "position", "moved"
-    )
-    return in_order.mapInArrow(filling(), in_order.schema).drop("crossed", "alone")
+    apart = ("stream", "partition", "alone", "shared")
+    in_order = placed.repartition(*apart).sortWithinPartitions(*apart, "batch", "position", "moved")
+    return in_order.mapInArrow(filling(), in_order.schema).drop("shared", "alone")
+
+
+def shared_keys(moves: Iterable[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    """Stream, partition and key of each key between which records moved, and a number that keys have in common when a
+    record may have come from one to the other. `moves`: stream, partition, and the two keys."""
+    towards: dict[tuple[Any, ...], tuple[Any, ...]] = {}
+
+    def first(place: tuple[Any, ...]) -> tuple[Any, ...]:
+        towards.setdefault(place, place)
+        while (upper := towards[place]) != place:
+            towards[place] = place = towards[upper]  # half the way at each look
+        return place
+
+    for stream, partition, key, other in moves:
+        towards[first((stream, partition, key))] = first((stream, partition, other))
+    numbers: dict[tuple[Any, ...], int] = {}
+    return [(*place, numbers.setdefault(first(place), len(numbers))) for place in list(towards)]
 
 
 def filling() -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
@@ -51,13 +75,13 @@ def filling() -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     stand: the workers need not have this program.
     """
     filled, prefix = _merging(), UNKNOWN
-    names = ("stream", "partition", "alone", "row_key", "previous_key", "gone", "moved", "flags", "payload")
+    names = ("stream", "partition", "alone", "shared", "row_key", "previous_key", "gone", "moved", "flags", "payload")
 
     def nothing(batch: pa.RecordBatch) -> list[None]:
         return [None] * batch.num_rows
 
     def fill(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        group: tuple[object, ...] | None = None
+        group: list[object] | None = None
         standing: dict[str, str | None] = {}
         for batch in batches:
             columns = [batch.column(batch.schema.get_field_index(name)).to_pylist() for name in names]
@@ -68,9 +92,9 @@ def filling() -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
             )
             payloads = columns[-1]
             for number, row in enumerate(zip(*columns, strict=True)):
-                stream, partition, alone, row_key, left_key, gone, moved, flags, payload = row
-                if (stream, partition, alone) != group:
-                    group, standing = (stream, partition, alone), {}
+                *of, row_key, left_key, gone, moved, flags, payload = row
+                if of != group:
+                    group, standing = of, {}
                 if is_kept[number]:
                     standing[row_key] = kept[number]
                 if is_kept[number] or dropped[number]:
