@@ -122,6 +122,27 @@ def test_layers_are_merged_unless_spark_has_written_one(tmp_path: Path, *, by_sp
     assert sorted((row["row_key"], row["batch"]) for row in found.to_pylist()) == [("a", 0), ("b", 1), ("c", 1)]
 
 
+def test_a_file_is_read_for_its_checksum_once_and_again_when_it_was_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GIVEN a kept file that this process has read WHEN it is asked for again THEN it is not read; when a byte of it
+    was changed THEN that is noticed."""
+    shelf = Shelf(tmp_path, "t")
+    assert shelf.open()
+    path = shelf.folder / "rows.parquet"
+    write_kept(path, [KEPT.empty_table()])
+    kept = replace(layer(1), files=(described(path),))
+    shelf.keep([kept])
+    assert shelf.layers() == [kept]
+    with monkeypatch.context() as patched:
+        patched.setattr(kept_table.zlib, "crc32", lambda *_: pytest.fail("it was read again"))
+        assert shelf.layers() == [kept]
+    body = bytearray(path.read_bytes())
+    body[len(body) // 2] ^= 0xFF
+    path.write_bytes(bytes(body))
+    assert shelf.layers() == []
+
+
 def file(**more: object) -> FileRange:
     return FileRange("f", 0, 0, 1, 1, 10, 1, **more)  # type: ignore[arg-type]
 
