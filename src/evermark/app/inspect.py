@@ -10,10 +10,11 @@ from datetime import UTC, datetime
 from evermark.app.build import open_state
 from evermark.checkpoints.base import Checkpoint
 from evermark.config import Config
-from evermark.errors import EvermarkError, GapError, NotFoundError
+from evermark.errors import EvermarkError, FormatError, GapError, NotFoundError
 from evermark.event import Seen
 from evermark.ingest.repair.base import Recovery, Step, exhausted, may_open
 from evermark.ingest.repair.postgres import Recoveries
+from evermark.ingest.resume import require_whole
 from evermark.log.read import LogReader
 from evermark.observe.finding import Finding, ok, warning, wrong
 from evermark.sources.base import Source
@@ -56,10 +57,13 @@ def statuses(
     """`checkpoints` is asked again while an instance reads the source: what it finds must be of one moment."""
     past = recoveries.past(name)
     partitions = list(source.partitions())
-    seen = newest(LogReader(log_folder), partitions, past)
+    log = LogReader(log_folder)
+    seen = newest(log, partitions, past)
     found: list[PartitionStatus] = []
     for partition in partitions:
         checkpoint, trouble = _trouble(source, partition, checkpoints, seen.get(partition))
+        if trouble is None and checkpoint is not None:
+            trouble = _set_back(log, partition, checkpoint.batch, f"{name}/{partition}")
         mine = tuple(r for r in past if r.partition == partition)
         found.append(PartitionStatus(partition, checkpoint, trouble, source.repair(partition) is not None, mine))
     return found
@@ -96,6 +100,20 @@ def _trouble(
         # Without a checkpoint all partitions are checked: only our own error counts.
         return checkpoint, error if error.partition in (None, partition) else None
     return checkpoint, None
+
+
+def _set_back(log: LogReader, partition: int, taken: int, where: str) -> EvermarkError | None:
+    """Why an owner would refuse this log. A batch is in the log before its checkpoint is saved: so the log is looked at
+    after the checkpoint was."""
+    try:
+        logged = log.tail_batch(partition)
+    except NotFoundError:
+        logged = 0
+    try:
+        require_whole(logged, taken, where)
+    except FormatError as error:
+        return error
+    return None
 
 
 def check_at(source: Source, load: Callable[[], dict[int, str]], newest: Mapping[int, Seen] | None = None) -> None:

@@ -29,15 +29,19 @@ def resume(tail: Tail, head: Head | None, checkpoint: Checkpoint | None, logged_
     `logged_to` is the greatest position in the tail's batch. Where reading begins at or before it, events up to it
     are in the log already (see `dedup`); a crash may come before the next batch is checkpointed, so every resume looks.
     """
-    known = max(head.batch if head else 0, checkpoint.batch if checkpoint else 0)
-    if tail.batch < known:
+    require_whole(tail.batch, max(head.batch if head else 0, checkpoint.batch if checkpoint else 0), where)
+    position = _position(tail, head, checkpoint, logged_to)
+    return Resume(position, tail.batch, repeats_to(position, logged_to), rows=tail.rows)
+
+
+def require_whole(logged: int, taken: int, where: str) -> None:
+    """The log has what was taken: both are batches, the last of each."""
+    if logged < taken:
         raise FormatError(
-            f"the log of {where} ends at batch {tail.batch}, but batch {known} was taken",
+            f"the log of {where} ends at batch {logged}, but batch {taken} was taken",
             hint="the log's folder was replaced or restored from a backup: put the newer one back, or run"
             " `evermark checkpoint reset` to take the missing part from the source again",
         )
-    position = _position(tail, head, checkpoint, logged_to)
-    return Resume(position, tail.batch, repeats_to(position, logged_to), rows=tail.rows)
 
 
 def _position(tail: Tail, head: Head | None, checkpoint: Checkpoint | None, logged_to: str | None) -> str | None:

@@ -5,18 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from evermark.app.inspect import PartitionStatus, check_at, judged
+from evermark.app.inspect import PartitionStatus, check_at, judged, statuses
 from evermark.checkpoints.base import Checkpoint
 from evermark.errors import EvermarkError, GapError, IdentityError, SetupError
+from evermark.event import taken_batch
 from evermark.ingest.repair.base import TRIES_MAX, TRIES_WITHIN, Choice, Recovery, Step
+from evermark.log.append import DeltaLog
+from evermark.log.base import Append
+from evermark.log.write import BatchWriter
 from evermark.observe.finding import Grade
 
 NOW = datetime(2026, 11, 15, 12, tzinfo=UTC)
 DONE = Recovery(1, "shop", 0, Choice.REPAIR, False, "slot was lost", "p", Step.DONE, "q", 1, 5, "", NOW, NOW)
+EVENT = {"event_id": ["e"], "position": ["1"], "stream": ["public.orders"], "op": ["insert"], "payload": ["{}"]}
 WELL = PartitionStatus(0, Checkpoint("p", 3, 1), None, True, ())
 
 
@@ -68,6 +74,39 @@ def test_what_is_under_way_and_what_was_last_are_told() -> None:
     assert said.grade is Grade.WARNING and "2 tries" in said.found and "no room" in said.found
     (said,) = [f for f in judged(replace(WELL, past=(DONE,)), None) if f.check == "recovery"]
     assert said.grade is Grade.OK and "5 events" in said.found
+
+
+class Quiet:
+    """A source with nothing to say, and no recoveries."""
+
+    def partitions(self) -> list[int]:
+        return [0]
+
+    def check(self, *given: object) -> None: ...
+
+    def repair(self, partition: int) -> None: ...
+
+    def past(self, name: str) -> tuple[Recovery, ...]:
+        return ()
+
+
+@pytest.mark.parametrize(("taken", "logged", "is_whole"), [(2, 2, True), (1, 2, True), (3, 2, False), (1, 0, False)])
+def test_a_log_that_lacks_what_was_taken_is_trouble(tmp_path: Path, taken: int, logged: int, is_whole: bool) -> None:
+    """GIVEN a log that ends before, at or behind the checkpoint's batch, or none WHEN looked at THEN what an owner
+    would refuse is trouble that needs a person, and nothing else is."""
+    if logged:
+        log = DeltaLog(tmp_path / "shop")
+        for batch in range(1, logged + 1):
+            written = BatchWriter(tmp_path / "shop", "shop", 0, batch).write_all([taken_batch(EVENT, 1)])
+            assert written is not None
+            log.commit(Append(0, batch, 1, f"{batch}", f"{batch + 1}", [written]))
+    quiet: Any = Quiet()
+    checkpoints = {0: Checkpoint("p", taken, 1)}
+    (found,) = statuses(quiet, "shop", lambda: checkpoints, quiet, tmp_path / "shop")
+    assert (found.trouble is None) is is_whole
+    assert found.needs_person(NOW) is not is_whole
+    if found.trouble is not None:
+        assert f"ends at batch {logged}, but batch {taken} was taken" in found.trouble.message
 
 
 class Slot:
