@@ -136,8 +136,17 @@ class DeltaLog:
             self._synced = None  # another log was put in its place: nothing is known of it
         while (actions := read_commit(self.folder, self._version + 1)) is not None:
             self._learn(self._version + 1, actions)
-        if last_checkpoint(self.folder) > self._version:
-            self._open()  # we slept through their cleaning
+        if self._is_left_behind():
+            self._open()
+
+    def _is_left_behind(self) -> bool:
+        """Whether we slept through the cleaning of commits that we have not read. A store has no other word for a log
+        that was taken away under us, so there our own last commit is looked for: cleaning takes that one first.
+        """
+        storage = storage_of(self.folder)
+        if storage.durable_at_once:
+            return not storage.exists(commit_file(self.folder, self._version))
+        return last_checkpoint(self.folder) > self._version
 
     def _learn(self, version: int, actions: Iterable[Action]) -> None:
         for action in actions:

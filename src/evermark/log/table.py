@@ -8,13 +8,14 @@ checkpoint: a batch's cost then depends on the commits since the last checkpoint
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Hashable
 
 import deltalake
 from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.transaction import PostCommitHookProperties
 
-from evermark.errors import FormatError
+from evermark.errors import EvermarkError, FormatError
 from evermark.event import EVENT
 from evermark.log import format as log_format
 from evermark.storage import Place, storage_of, trouble_is_said
@@ -25,6 +26,7 @@ _REOPEN_TRIES = 3
 
 # Maintenance makes checkpoints and cleans, in an order that survives a power cut; never a side effect of a commit.
 NO_HOOKS = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
+_SAID_MAX = 200  # characters of what the library says
 
 
 def commit_file(folder: Place, version: int) -> Place:
@@ -59,11 +61,17 @@ def open_table(folder: Place) -> deltalake.DeltaTable:
 
 
 def _table_at(folder: Place) -> deltalake.DeltaTable:
-    with trouble_is_said(folder):
-        try:
+    try:
+        with trouble_is_said(folder):
             return deltalake.DeltaTable(str(folder), storage_options=storage_of(folder).options())
-        except TableNotFoundError:
-            pass
+    except TableNotFoundError:
+        pass
+    except DeltaError as error:
+        said = re.split(r"[\n\[{]", str(error))[0].strip(" ,:")[:_SAID_MAX]  # without its dumps of objects
+        raise EvermarkError(
+            f"the log at {folder} cannot be read: {said}",
+            hint="commits of it are missing or damaged: put them back from a copy; see docs/playbook.md",
+        ) from error
     raise TableNotFoundError(f"there is no table at {folder}")
 
 
@@ -105,7 +113,7 @@ class TableHandle:
         """The table at its newest version."""
         if not self._has_news():
             return self.table
-        if self._at != commit_identity(self.folder, self.table.version()):
+        if self._is_gone(self.table.version()):
             self._reopen()
         for _ in range(_REOPEN_TRIES):
             try:
@@ -133,9 +141,21 @@ class TableHandle:
         there = storage_of(self.folder).exists
         if there(commit_file(self.folder, version + 1)) or last_checkpoint(self.folder) > version:
             return True
-        return self._at != commit_identity(self.folder, version)
+        return self._is_gone(version)
+
+    def _is_gone(self, version: int) -> bool:
+        """Whether the commit that this handle is at was cleaned away, or another log is there, or none."""
+        is_other = self._at != commit_identity(self.folder, version)
+        storage = storage_of(self.folder)
+        return is_other or (storage.durable_at_once and not storage.exists(commit_file(self.folder, version)))
 
     def _reopen(self) -> None:
         self._base = last_checkpoint(self.folder)
-        self.table = open_table(self.folder)
+        try:
+            self.table = open_table(self.folder)
+        except TableNotFoundError:
+            raise FormatError(
+                f"the log at {self.folder} is gone: it was there when it was opened",
+                hint="stop all instances, put it back from a copy and start again; see docs/playbook.md",
+            ) from None
         self._at = commit_identity(self.folder, self.table.version())

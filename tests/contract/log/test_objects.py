@@ -6,7 +6,7 @@ import deltalake
 import pyarrow as pa
 import pytest
 
-from evermark.errors import EngineError, NotFoundError
+from evermark.errors import ConflictError, EngineError, EvermarkError, FormatError, NotFoundError
 from evermark.log import compact, maintenance
 from evermark.log.append import DeltaLog
 from evermark.log.forget import Forgotten
@@ -16,7 +16,7 @@ from evermark.log.read import LogReader, sources_at
 from evermark.log.row_reader import RowReader
 from evermark.log.span import row_addresses
 from evermark.log.streams import streams_at
-from evermark.log.table import last_checkpoint, open_table
+from evermark.log.table import commit_file, last_checkpoint, open_table
 from evermark.log.torn import set_aside_torn
 from evermark.log.window_search import Stretch, find
 from evermark.storage import Place, storage_of
@@ -66,6 +66,34 @@ def test_rows_are_found_and_picked_where_they_are(folder: Place) -> None:
     us = int(TIME.timestamp()) * 1_000_000
     codes, _ = find(paths, Stretch(us, None, us + 1_000_000, frozenset({"insert"})))
     assert len(codes) == 9
+
+
+def test_a_log_that_is_taken_away_under_its_owner_gets_no_more_batches(folder: Place) -> None:
+    """GIVEN an owner with an open log WHEN its newest commits, or all of it, are deleted THEN the next batch is refused
+    and nothing is put: no reader would find a batch after a gap, and the source would be told that it is safe."""
+    log = DeltaLog(folder, pause=no_pause)
+    fill(log, 3)
+    storage = storage_of(folder)
+    newest = sorted(found.name for found in storage.listed(folder / "_delta_log", ".json"))[-2:]
+    for name in newest:
+        storage.delete(folder / "_delta_log" / name)
+    with pytest.raises(ConflictError, match="4 cannot follow"):
+        log.commit(append([write(folder, 4)], 4))
+    for found in storage.listed(folder / "_delta_log"):
+        storage.delete(folder / "_delta_log" / found.name)
+    with pytest.raises(FormatError, match="is gone"):
+        log.commit(append([write(folder, 4)], 4))
+    assert storage.listed(folder / "_delta_log") == []
+
+
+def test_a_hole_between_commits_is_said(folder: Place) -> None:
+    """GIVEN a log in the middle of which a commit is missing WHEN it is opened THEN the error says where and what to
+    do, in one line."""
+    fill(DeltaLog(folder, pause=no_pause), 3)
+    storage_of(folder).delete(commit_file(folder, 2))
+    with pytest.raises(EvermarkError, match="cannot be read") as raised:
+        LogReader(folder).files()
+    assert raised.value.hint and "gap" in raised.value.message and "\n" not in raised.value.message
 
 
 def test_a_batch_with_a_file_that_is_not_in_the_store_is_refused(folder: Place) -> None:
