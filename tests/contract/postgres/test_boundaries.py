@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Iterator
+from contextlib import closing
 
 import psycopg
 import pytest
@@ -171,7 +172,7 @@ def test_wal_cut_anywhere_loses_and_doubles_nothing(server: PostgresServer, seed
 @pytest.mark.parametrize("seed", SEEDS)
 def test_slot_advanced_to_each_cut_loses_nothing_after_it(server: PostgresServer, seed: int) -> None:
     """The same ranges with the slot moved to each boundary as soon as it is passed."""
-    with scene(server) as at:
+    with scene(server) as at, closing(SlotReader(OutboxCapture(at.target))) as reader:
         # GIVEN a stretch of WAL and many places to cut it
         _, whole, start, end = written(at, seed)
         places = [*cuts(whole, start, end, seed)]
@@ -179,7 +180,7 @@ def test_slot_advanced_to_each_cut_loses_nothing_after_it(server: PostgresServer
         joined: list[Row] = []
         for begin, finish in itertools.pairwise(places):
             joined += at.read(at.position(begin), at.position(finish))
-            SlotReader(OutboxCapture(at.target)).advance(Position.parse(at.position(finish)))
+            reader.advance(Position.parse(at.position(finish)))
             confirmed = at.value(
                 "select confirmed_flush_lsn - '0/0'::pg_lsn from pg_replication_slots where slot_name = %s",
                 at.target.slot,

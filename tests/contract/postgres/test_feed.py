@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import pytest
 
@@ -13,6 +13,7 @@ from evermark.errors import EvermarkError, GapError
 from evermark.sources.base import Feed
 from evermark.sources.postgres.lsn import Position, lsn_of
 from evermark.sources.postgres.read import feed as feed_module
+from evermark.sources.postgres.read.feed import SlotFeed
 from evermark.testing.servers import PostgresServer
 from evermark.testing.until import until
 from tests.contract.postgres.outbox_scene import Row, Scene, emit, scene
@@ -233,7 +234,8 @@ def test_a_cut_connection_raises_when_all_that_came_before_is_taken(at: Scene) -
     """GIVEN a transaction received WHEN the server ends the connection THEN it can be taken, and then it is said."""
     with Followed(at) as sent:
         at.emit("s", "1")
-        assert sent.news.wait(5)
+        feed = cast(SlotFeed, sent.feed)
+        until(lambda: feed._whole, "the transaction is received: idle news may come before it", timeout_s=30)
         sent.news.clear()
         at.db.execute("select pg_terminate_backend(%s)", (sender(at),))
         assert sent.news.wait(5)
