@@ -91,7 +91,7 @@ Steps = Generator[Pause, None, T]
 
 class LoopTask(Task, Protocol):
     def joining(self, timeout_s: float | None = None) -> Steps[bool]:
-        """As `join`, for another loop: a thread that waits here may be the one that this loop needs to end."""
+        """As `join`, for another loop: a thread that waits here may be the thread that this loop needs to end."""
 
 
 class Lock(AbstractContextManager[bool], Protocol):
@@ -345,7 +345,7 @@ class _Loops:
                 self._add_worker()
 
     def _next(self) -> _Loop | None:
-        """A loop that can go on, those that have begun first; None: there has been none for a while."""
+        """A loop that can go on, loops that have begun first; None: there has been none for a while."""
         until = time.monotonic() + _IDLE_S
         self._free += 1
         try:

@@ -108,7 +108,7 @@ class Deployment(Stores):
     embedded: EmbeddedPostgres | None = None
 
     def another_state(self, *, connections_max: int, timeout_s: float, lock_timeout_s: float) -> State:
-        """State through other connections: neither these callers nor those of `state` wait for each other."""
+        """State through other connections: callers of it and callers of `state` do not wait for each other."""
         embedded, dsn = self.embedded, self.config.state.dsn
         return State(
             embedded.dsn if dsn is None and embedded is not None else (lambda: dsn.reveal() if dsn is not None else ""),

@@ -126,8 +126,8 @@ class DriverTasks:
 
     def deliver(self, assignments: Sequence[Assignment], options: DeliveryOptions) -> list[Outcome]:
         """Few rows are matched and posted by the lane itself, but for subscriptions that Spark has to match; many by
-        tasks. Of those behind, the ones that Spark has to match are then a job of their own; the live group is one job,
-        in which who is slow is seen beside the others.
+        tasks. Subscriptions that are behind, and that Spark has to match, are then a job of their own. The live group
+        is one job, so that a slow member is seen beside the others.
         """
         if not is_small(assignments):
             apart = options.slack_s is None
@@ -151,7 +151,7 @@ class DriverTasks:
         options: DeliveryOptions,
         deliver: Callable[[Sequence[Assignment]], list[Outcome]],
     ) -> list[Outcome]:
-        """Those named are left to Spark, beside what `deliver` does for the others."""
+        """The subscriptions named `there` are left to Spark, beside what `deliver` does for the others."""
         here = [one for one in assignments if one.spec.name not in there]
         if not there:
             return deliver(assignments)

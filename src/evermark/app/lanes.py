@@ -143,7 +143,7 @@ class Lanes:
         ]
 
     def share(self, leases: frozenset[str] | None) -> None:
-        """From now on these leases are to be taken, and others handed over. None: those that can be had."""
+        """From now on these leases are to be taken, and others handed over. None: every lease that can be had."""
         self._share = leases
         for lane in list(self._lanes):
             self._channel.tell(lane, SHARE, leases)
@@ -335,8 +335,8 @@ class Lanes:
         return lane.error is not None and not any(each.work.shard == lane.work.shard for each in others)
 
     def _no_longer_able(self, lane: _Submitted) -> None:
-        """Until another lane is ready, other instances do the work of one that failed. One that ended in order has a
-        successor in a moment."""
+        """Until another lane is ready, other instances do the work of a lane that failed. A lane that ended in order
+        has a successor in a moment."""
         with self._telling_able:
             others = [each for each in self._able.values() if each is not lane]
             alone = all(each.work.shard != lane.work.shard for each in others)

@@ -51,7 +51,7 @@ def share_of(name: str, members: Mapping[str, Member], rows: Iterable[LeaseRow])
 
 
 def _owner(row: LeaseRow) -> str | None:
-    """Who has a lease is known by its holder: programs of before do not say who had it last."""
+    """The holder says which instance has a lease; rows of older programs do not say which instance had it last."""
     if row.holder is None:
         return row.last
     return row.holder.instance if row.held else None

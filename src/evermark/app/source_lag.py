@@ -76,8 +76,8 @@ class LagOf:
 
 
 class Askers:
-    """Threads that ask, so many at a time; who has no answer yet after a second is not counted any more: another one
-    asks in its place.
+    """Threads that ask, so many at a time. A thread that has no answer after a second is not counted any more: another
+    thread asks in its place.
     """
 
     def __init__(self, clock: Clock, at_once: int = ASKED_AT_ONCE_MAX) -> None:

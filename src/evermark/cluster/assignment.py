@@ -13,7 +13,7 @@ def assigned(
     able: Mapping[str, Collection[str]], owners: Mapping[str, str], kinds: Iterable[str] = ("source:",)
 ) -> dict[str, str]:
     """The instance for each lease. `able` has, by instance that lives and is to have work, the leases it can take;
-    `owners` who has a lease now.
+    `owners` says which instance has a lease now.
 
     An instance that has a lease keeps it, as far as loads allow: the loads of two instances that can take the same
     leases differ by one at most. Leases that begin with one of `kinds`, and all others, are balanced apart: a shard is

@@ -52,19 +52,20 @@ class LeaseStore(Protocol):
         """The lease, or None while another holder has it. Acquiring it again renews it."""
 
     def acquire_all(self, names: Sequence[str], holder: Holder, ttl_s: float) -> list[Lease]:
-        """Those of the leases that no other holder has, all under one epoch. A lease that `holder` has gets it, too."""
+        """The leases of these that no other holder has, all under one epoch. A lease that `holder` has gets it, too."""
 
     def free(self, names: Sequence[str], holder: Holder) -> list[str]:
-        """Those of the leases that `holder` could acquire now; a look, which takes nothing and waits for nobody."""
+        """The leases of these that `holder` could acquire now; a look, which takes nothing and never waits."""
 
     def divide(self, first: str, others: Sequence[str], holder: Holder) -> bool:
         """Give each of `others` a lease of its own, where until now the lease `first` was for them, too. False: another
-        holder has it, so this has to wait. Once some are divided, those that have come since get theirs at once: who
-        holds `first` does not write to them.
+        holder has it, so this has to wait. Once some are divided, names that have come since get their leases at once:
+        the holder of `first` does not write to them.
         """
 
     def renew(self, leases: Sequence[Lease], ttl_s: float) -> float:
-        """For how many seconds they are renewed already: those that are renewed with others may have been a while ago.
+        """Returns for how many seconds they are renewed already: leases that are renewed with others may have been
+        renewed a while ago.
         Raises `StaleError` when one of them is no longer ours.
         """
 

@@ -1,8 +1,8 @@
 """Leases in etcd, by its clock. State knows the epochs: the fence of every write reads them there.
 
-Of each lease etcd has `<prefix>epochs/<name>`, which stays: a counter, and who has it; and `<prefix>held/<name>`, which
+Of each lease etcd has `<prefix>epochs/<name>`, which stays: a counter, and its holder; and `<prefix>held/<name>`, which
 etcd itself removes when its time is over (docs/formats.md). A new owner raises the counter by a compare-and-set, and
-writes its epoch into State, before it has the lease: from then on the former owner is refused. Who lets go does so in
+writes its epoch into State, before it has the lease: from then on the former owner is refused. An owner lets go in
 State first: when another can have the lease, nothing is written under the old epoch any more.
 """
 
@@ -111,7 +111,7 @@ class EtcdLeases:
         return found
 
     def _noted(self, taken: Sequence[Lease], holder: Holder, ttl_s: float) -> list[Lease]:
-        """Those that are ours by State, too: its fence lets nobody write before."""
+        """The leases that are ours by State, too: before that, its fence refuses our writes."""
         try:
             with self._state.transaction() as conn:
                 ours = {lease for lease in sorted(taken, key=_name) if note_holder(conn, lease, holder, ttl_s)}
@@ -254,7 +254,7 @@ class EtcdLeases:
         return int(answer["result"].get("TTL", 0)) > 0
 
     def _drop(self, leases: Sequence[Lease]) -> None:
-        """All at one moment; where one of them is no longer ours, those that are."""
+        """All at one moment; where some of them are no longer ours, the others."""
         if not leases:
             return
         holders = {lease: self._mine.pop(lease, _Seen()).holder for lease in leases}

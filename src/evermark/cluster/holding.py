@@ -80,9 +80,9 @@ class HeldLease:
     log: Log
     limits: LeaseLimits = LIMITS
     also: Sequence[Lease] = ()
-    share: Share | None = None  # which of `may_have` are to be held; None: those that are
+    share: Share | None = None  # which of `may_have` are to be held; None: what is held now
     may_have: Sequence[str] = ()
-    holder: Holder | None = None  # who would take more of them
+    holder: Holder | None = None  # the instance that would take more of them
     on_refused: Callable[[str], None] = lambda _: None  # a write under this lease was refused, being stale
     since: float | None = None  # when it was asked for, by the runtime's clock; None: now
     keeper: LeaseKeeper | None = None  # that renews it with others; None: one of its own
@@ -135,8 +135,8 @@ class HeldLease:
 
     @property
     def is_done(self) -> bool:
-        """Whether its loops need not be looked at any more. One that hung when the lease was lost, or was let go of, is
-        found all the same: nobody else in this process would do its work.
+        """Whether its loops need not be looked at any more. A loop that hung when the lease was lost, or was let go
+        of, is found all the same: nothing else in this process would do its work.
         """
         return self._hangs or (self.is_over and all(each.rests for each in self._watched))
 
@@ -310,7 +310,7 @@ class Candidate:
     limits: LeaseLimits = LIMITS
     share: Share = field(default_factory=Share)
     on_refused: Callable[[str], None] = lambda _: None  # a write under this lease was refused, being stale
-    keeper: LeaseKeeper | None = None  # that renews leases with those of others
+    keeper: LeaseKeeper | None = None  # renews these leases together with others
     on_hanging: Callable[[str], None] = lambda _: None  # a lease was let go of, for this reason: its loop hangs
 
     def acquire(
@@ -334,8 +334,8 @@ class Candidate:
     ) -> Steps[HeldLease | None]:
         """Wait for the lease; None when told to stop first. An error of the store goes to `on_error`.
 
-        With `others`, the lease `name` is divided: each is taken apart, and those of them that are ours are waited for
-        until one at least can be had.
+        With `others`, the lease `name` is divided: each is taken by itself. It is waited for until at least one that is
+        our share can be had.
         """
         changed = self.runtime.wake()
         self.share.watch(changed)

@@ -67,7 +67,7 @@ update leases l set expires_at = clock_timestamp() + make_interval(secs => %s) f
 returning l.name, l.epoch
 """
 _RENEW_WAITING = _RENEW.format(how="")
-# Of many leases nearly all are renewed: those that are not come back.
+# Of many leases nearly all are renewed: the statement returns the others.
 _RENEW_FREE = f"""
 with renewed as ({_RENEW.format(how="skip locked")})
 select name, epoch from unnest(%s::text[], %s::bigint[]) as given (name, epoch)
@@ -159,8 +159,8 @@ class PostgresLeases:
         return 0.0
 
     def renew_all(self, leases: Sequence[Lease], ttl_s: float) -> tuple[set[Lease], set[Lease]]:
-        """Those that are still ours: renewed; and not renewed, because somebody has them locked for long. One of those
-        must not cost the others their time.
+        """The leases that are still ours: renewed; and not renewed, as another transaction has them locked for long.
+        A locked lease must not cost the others their time.
         """
         with self._state.connection() as conn:
             given = _columns(leases)
@@ -227,7 +227,7 @@ def released(conn: Connection, leases: Sequence[Lease]) -> None:
 
 
 def require(conn: Connection, leases: Sequence[Lease]) -> None:
-    """Raises `StaleError` when one of them is another's, or nobody's."""
+    """Raises `StaleError` when one of them is no longer ours."""
     given = [lease.name for lease in leases], [lease.epoch for lease in leases]
     ours = {name for (name,) in conn.execute(_OURS, given)}
     for lease in leases:

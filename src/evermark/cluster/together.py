@@ -18,13 +18,13 @@ from evermark.runtime import Runtime
 # under way is not waited for.
 _FRESH_SHARE = 1 / 8
 _PATIENT_SHARE = 1 / 2
-# One that its holder has not asked for in so long is not renewed with others.
+# A lease whose holder has not asked for it in so long is not renewed with others.
 _GIVEN_UP_SHARE = 1.5
 
 
 class BatchedLeases(LeaseStore, Protocol):
     def renew_all(self, leases: Sequence[Lease], ttl_s: float) -> tuple[set[Lease], set[Lease]]:
-        """Those that are still ours: renewed; and not renewed, because somebody has them locked for long."""
+        """The leases that are still ours: renewed; and not renewed, as another transaction has them locked."""
 
 
 @dataclass

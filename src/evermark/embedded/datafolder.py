@@ -50,7 +50,7 @@ _DEFAULT_SETTINGS: Mapping[str, str] = {
 
 
 def settings_for(binaries: Binaries) -> Mapping[str, str]:
-    """Those of a server that nobody has told otherwise. Passwords that people choose are guarded as ever."""
+    """The settings of our own server, unless its user sets others. Passwords that people choose are guarded as ever."""
     later = {"scram_iterations": "4096"} if binaries.major >= SCRAM_ITERATIONS_SINCE else {}
     return {**_DEFAULT_SETTINGS, **later}
 

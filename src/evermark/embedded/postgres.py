@@ -253,8 +253,8 @@ class EmbeddedPostgres:
         raise SetupError(f"{beside} is too long for a socket", hint="set TMPDIR to a folder with a short path")
 
     def _serve(self, deadline: float) -> postmaster.Postmaster:
-        """A server that lets us in. One that runs may still recover from a crash, or be about to vanish; one that was
-        just killed looks alive for a moment longer: try again, briefly."""
+        """A server that lets us in. A server that runs may still recover from a crash, or be about to vanish, and a
+        killed server looks alive for a moment longer: try again, briefly."""
         patience = min(deadline, time.monotonic() + _PATIENCE_S)
         while True:
             server = postmaster.running(self.data)
@@ -309,7 +309,7 @@ def _remove_sockets(gone: postmaster.Postmaster | None) -> None:
 
 
 def _last_words(first_words: Path, log: Path) -> str:
-    """What the server said last: to its first log, or to the one it goes on with."""
+    """What the server said last: in its first log, or in the log files it goes on with."""
     later = sorted(log.glob("postgres-*.log"), key=lambda found: found.stat().st_mtime)[-1:]
     said = [path.read_text(errors="replace")[-1500:] for path in (first_words, *later) if path.exists()]
     return "".join(said).strip()

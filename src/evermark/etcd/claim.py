@@ -16,8 +16,8 @@ VERSION = 1
 
 
 class Claim:
-    """The key `<prefix>state` says for which State the keys beside it are (docs/formats.md). Who finds none puts it
-    there: keys from before are its own. Asked for until it is known; from then on it is remembered.
+    """The key `<prefix>state` says for which State the keys beside it are (docs/formats.md). An instance that finds no
+    such key puts its own there: keys from before are its own. Looked up until it is known; from then on remembered.
     """
 
     def __init__(self, etcd: EtcdClient, prefix: str, identity: Callable[[], str]) -> None:

@@ -2,7 +2,7 @@
 
 Time alone proves nothing: an idle night is no gap. A jump in the times of events is a reason to ask the source for
 evidence (`Source.check`: positions, tokens, the hash chain), before the batch behind the jump is taken. A gap is what
-the source then says is missing, or says by itself; its size only decides who has to be told.
+the source then says is missing, or says by itself; its size only decides whether live clients have to be told.
 """
 
 from __future__ import annotations

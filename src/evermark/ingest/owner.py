@@ -166,7 +166,7 @@ class SourceOwner:
             return [0]
 
     def owned_partitions(self) -> list[int]:
-        """Those that this process owns now."""
+        """The partitions that this process owns now."""
         return [p for p in self.partitions() if self._is_mine(p)]
 
     def _is_mine(self, partition: int) -> bool:

@@ -38,7 +38,7 @@ _FEED_WELL_S = 60.0
 _ASK_EVERY_S = 0.1
 _FEED_BACKOFF_MAX_S = 60.0
 
-# Of more sources than seats only those that had news within this time wait for more; others are asked at a pace.
+# Where sources are more than seats, a source waits in one if it had news within this time; others are asked at a pace.
 SEATS = 64
 _RECENT_S = 10.0
 _LONG_IDLE_S = 60.0
@@ -129,7 +129,7 @@ def pace_s(idle_s: float) -> float:
 @dataclass(eq=False)
 class Seats:
     """Sources of one process that may wait for something new, each in a thread: all of them where they are few; else
-    only as many, of those that had something new a moment ago.
+    only as many, of the sources that had something new a moment ago.
     """
 
     sources: int = 1

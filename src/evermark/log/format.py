@@ -86,7 +86,7 @@ class MaintenanceNote(Note):
 
 @dataclass(frozen=True)
 class FenceNote(Note):
-    """Of a fence: how many partitions it fences. Those of before fence one, and have none."""
+    """The note of a fence: how many partitions it fences. Fences of older programs fence one, and have no such note."""
 
     fences: int
 

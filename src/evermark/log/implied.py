@@ -160,7 +160,7 @@ select n.partition, n.row_key,
        end as keyed
 from {{news}} as n left join {{kept}} as k on n.partition = k.partition and n.row_key = k.row_key
 """
-# Who asks for a key that no row is kept for is told the same as by this row, as long as there is one partition.
+# As long as there is one partition, a key without a kept row is answered for as this row would answer.
 _FORGETTABLE = "gone and payload is null and raw is null and keyed is null"
 
 
@@ -259,7 +259,7 @@ def _of_keys(kept: DataFrame, keys: DataFrame, few: bool) -> DataFrame:
 
 
 def merged_layers(layers: Sequence[DataFrame], *, few: bool, alone: bool) -> DataFrame:
-    """Rows of KEPT out of those of several layers, the oldest first: of each key the row of the newest layer.
+    """Rows of KEPT from several layers, given the oldest first: of each key the row of the newest layer that has it.
 
     `few`: the layers after the first fit into every task's memory. `alone`: all rows are of one partition.
     """

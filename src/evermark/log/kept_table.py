@@ -145,7 +145,7 @@ def to_merge(layers: Sequence[Layer]) -> int | None:
 
 
 def newest_of_each(tables: Sequence[pa.Table]) -> pa.Table:
-    """Rows of KEPT, of each key of a partition those of the first table that has it."""
+    """Rows of KEPT: of each key of a partition, the rows of the first table that has the key."""
     rows = pa.concat_tables(tables)
     codes = rows["row_key"].combine_chunks().dictionary_encode().indices.to_numpy().astype(np.int64)
     _, firsts = np.unique((codes << 32) + rows["partition"].to_numpy(), return_index=True)
@@ -511,7 +511,7 @@ class KeptTable:
             rows = kept_rows(self.spark, events, layers[-1].truncates, self._merged(layers), few=few)
             files = self._shelf.written(rows)
             return [*layers, self._layer(files, partitions, layers[-1].truncates, layers, fresh)]
-        # From the beginning; or everything before was truncated away, in the one partition that there is.
+        # From the beginning; or everything before was truncated away, in the only partition.
         truncates = tuple(last_truncates(self.spark, events)) if any(found.values()) else ()
         rows = kept_rows(self.spark, events, truncates)
         alone = len(partitions) <= 1
@@ -520,8 +520,8 @@ class KeptTable:
 
     @staticmethod
     def _begins_anew(top: Layer, found: Mapping[int, int]) -> bool:
-        """A truncate may end events of other partitions, also some that newer ones stand for in a kept row; and of a
-        stream in one partition not all is kept that a second one would ask for."""
+        """A truncate may end events of other partitions, also events for which a newer event stands in a kept row. And
+        of a stream in one partition less is kept than a second partition would need."""
         partitions = {*top.partitions, *found}
         return len(partitions) > 1 and (any(found.values()) or len(top.partitions) == 1)
 

@@ -114,7 +114,7 @@ class _Keys:
 
 
 class NewestRows:
-    """Of one bucket of keys. `batches` gives KEPT rows; afterwards `partitions` are those that had events.
+    """Of one bucket of keys. `batches` gives KEPT rows; afterwards `partitions` has the partitions that had events.
 
     Two threads read while a third one looks keys up: Arrow does both without holding Python up.
     """
@@ -253,7 +253,7 @@ def _bucket(key: pa.Array, buckets: int) -> npt.NDArray[np.int64]:
 
 
 def _last_of_each(found: pa.Table, names: int) -> pa.Table:
-    """KEPT rows: of several events of a key in one batch the one at the greatest position."""
+    """KEPT rows: where a batch has several events of a key, the event at the greatest position counts."""
     codes = found["code"].to_numpy()
     twice = np.flatnonzero(np.bincount(codes, minlength=names)[codes] > 1)
     if len(twice):

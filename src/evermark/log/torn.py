@@ -48,7 +48,7 @@ def set_aside_torn(folder: Place, durable_version: int) -> list[int]:
 
 
 def torn_checkpoints(folder: Place, first: int | None = None) -> list[Path]:
-    """Those from version `first` on, and those that cannot be read. One that was read once is not read again."""
+    """The commits from version `first` on, and the commits that cannot be read. Each is read once only."""
     if not isinstance(folder, Path):
         return []
     return [

@@ -400,7 +400,7 @@ class LagWatch:
     lagging: frozenset[str] = frozenset()
 
     def heard(self, reports: Mapping[str, PartitionReport]) -> tuple[list[str], list[str]]:
-        """The partitions that began to lag, and those that do no longer. While lag is not known, nothing changes."""
+        """The partitions that began to lag, and those that ceased to. While lag is not known, nothing changes."""
         late = {name for name, r in reports.items() if r.lag_s is not None and r.lag_s > LAGGING_AFTER_S}
         unknown = {name for name, r in reports.items() if r.lag_s is None}
         before, self.lagging = self.lagging, frozenset(late | (self.lagging & unknown))

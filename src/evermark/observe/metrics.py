@@ -25,7 +25,7 @@ class Metrics:
         self._of_upkeep()
 
     def set_all(self, gauges: Mapping[Labelled, float], gone: Iterable[Labelled] = ()) -> None:
-        """Gauges that changed, and those that are shown no more."""
+        """Set the gauges that changed, and remove the gauges that are `gone`."""
         for (name, labels), value in gauges.items():
             getattr(self, name).labels(*labels).set(value)
         for name, labels in gone:

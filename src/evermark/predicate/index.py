@@ -1,8 +1,8 @@
 """Which subscriptions an event is worth testing for: found by the values it must have, not one by one. Pure.
 
-Most subscriptions name a stream, an operation or the value of a path. Those that name the same things are put into one
-table, by value; an event is looked up once per table, however many subscriptions there are. What a subscription asks
-beyond that is tested only for the events that were found for it.
+Most subscriptions name a stream, an operation or the value of a path. Subscriptions that name the same things are put
+in one table, by value; an event is looked up once per table, however many subscriptions there are. What a subscription
+asks beyond that is tested only for the events that were found for it.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def _named(filter_: Filter) -> tuple[dict[Column, tuple[Value, ...]], bool] | No
 
 
 def _fits(column: Column, value: Value) -> bool:
-    """Whether a value is one of the column's type. One that is not equals nothing, which the test itself knows best."""
+    """Whether a value is of the column's type. Another value equals nothing, which the test itself knows best."""
     if isinstance(column, str) or not column.cast.startswith(_EXACT):
         bits = 31 if column in _SHORT else 63
         return not isinstance(value, Decimal) and (not isinstance(value, int) or -(1 << bits) <= value < 1 << bits)

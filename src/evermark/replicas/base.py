@@ -85,7 +85,7 @@ class ReplicaStore(Protocol):
 
     def renew_capture(self, table: str) -> bool:
         """Make the triggers of a table anew, and indexes that it lacks, if another version of this program made them;
-        whether it did. Those that are there go on capturing when it fails."""
+        returns whether it did. When it fails the old triggers go on capturing."""
         ...
 
     def left_out(self, table: str) -> list[str]:
@@ -113,10 +113,10 @@ class ReplicaStore(Protocol):
         ...
 
     def renew(self, origin: str, *, is_noted: bool = True) -> None:
-        """Go on under another origin, in a database that was restored. Events of the one before stay, and are another
-        node's from now on, up to the number that was noted with the last token: those after it may have been made
-        since, under numbers that others know with another content. They become the new origin's. Not `is_noted`: the
-        note may be of after the restore, so all that was not collected becomes the new origin's."""
+        """Go on under another origin, in a database that was restored. Events of the former origin stay, and are
+        another node's from now on, up to the number that was noted with the last token. Events after that number may
+        have been made since, under numbers that others know with another content: they become the new origin's.
+        Not `is_noted`: the note may be of after the restore, so all that was not collected becomes the new origin's."""
         ...
 
     def evict_self(self, origin: str) -> None:
@@ -133,7 +133,7 @@ class ReplicaStore(Protocol):
         ...
 
     def held(self, table: str) -> dict[str, Ranges]:
-        """The events of the table that this node holds, by origin; those that were collected among them."""
+        """The events of the table that this node holds, by origin; collected events count as held."""
         ...
 
     def head(self) -> int:
@@ -159,7 +159,7 @@ class ReplicaStore(Protocol):
         ...
 
     def read(self, table: str, stretches: Sequence[Stretch]) -> list[Event]:
-        """Those events, in order. One that is not there is left out."""
+        """The events of these stretches, in order. An event that is not there is left out."""
         ...
 
     def mend(self, table: str, stretch: Stretch) -> None:
@@ -172,7 +172,7 @@ class ReplicaStore(Protocol):
         ...
 
     def ingest(self, table: str, events: Sequence[Event], now_ms: int, skew_ms: int) -> Ingested:
-        """Take events of peers: those that are not held yet, whole or not at all. What is held is skipped; another
+        """Take the events of peers that are not held yet, whole or not at all. What is held is skipped; another
         content under a number that is held is a `ConflictError`. What comes from too far in the future is left out,
         and noted as quarantined. `BusyError`: users' transactions were in the way; they are never made to fail.
         """
@@ -201,7 +201,7 @@ class ReplicaStore(Protocol):
 
     def count_as_collected(self, table: str) -> Collected:
         """Events that are held but not there, because somebody deleted them by hand, count as collected from now on,
-        and so do all before them: who lacks one of them takes a snapshot."""
+        and so do all before them: a member that lacks one of them takes a snapshot."""
         ...
 
     def counts(self, table: str) -> Counts: ...

@@ -37,7 +37,7 @@ class Greetings:
         return Standing(hello, {name: store.floors(name) for name in tables})
 
     def learn(self, peer: str, theirs: Hello) -> None:
-        """Learn from a peer's hello: who is there, what each holds, who is evicted."""
+        """Learn from a peer's hello: which members there are, what each holds, which are evicted."""
         _check_names(peer, theirs)
         now = self._node.now_ms()
         readings = {

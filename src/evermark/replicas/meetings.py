@@ -92,8 +92,8 @@ class Meetings:
         return found
 
     def _each(self, tables: Sequence[str], work: Callable[[str], None]) -> dict[str, EvermarkError]:
-        """One table's trouble is not another's. Those that failed are tried once more when the others are done: their
-        rows may refer to rows of these."""
+        """One table's trouble is not another's. Tables that failed are tried once more when the others are done: their
+        rows may refer to rows of the others."""
         failed: dict[str, EvermarkError] = {}
         for some in (tables, failed):
             for table in list(some):

@@ -1,4 +1,4 @@
-"""Who belongs to the cluster, what each member has acknowledged, and what may therefore be collected.
+"""Which nodes belong to the cluster, what each member has acknowledged, and what may therefore be collected.
 
 A member says of itself: its origin, what it holds of each table, and its clock of each table. Members pass on what they
 know of each other, so that A collects nothing that C lacks though the two never meet. Of two things said of one member
@@ -6,9 +6,9 @@ the later one counts: of a later birth, or of the same birth and a later tick.
 
 An event is collected when every member holds it and it is old enough. A tombstone is collected when its event is, and
 when no event below it can arrive any more: each member's clock has passed it, and we hold all that the member had held
-when it said so. Members that were never heard hold everything back. One that was silent for too long is evicted, which
-counts only when every other member knows it: from then on nobody takes events from it under its old origin, so what
-the others hold of it is final. It comes back by a snapshot, under a new origin.
+when it said so. Members that were never heard hold everything back. A member that was silent for too long is evicted,
+which counts only when every other member knows it: from then on no member takes events from it under its old origin, so
+what the others hold of it is final. It comes back by a snapshot, under a new origin.
 """
 
 from __future__ import annotations

@@ -210,7 +210,7 @@ class ReplicaService:
                 self._stopping.wait(random.uniform(0.5, 1.0) * backoff_s(failures, base_s=0.1, max_s=_BACKOFF_MAX_S))
 
     def _renew_capture(self, replica: Replica) -> None:
-        """Old triggers capture, too: those that cannot be renewed now are tried again, and said once."""
+        """Old triggers capture, too: where triggers cannot be renewed now it is tried again, and said once."""
         for table in replica.store.tables():
             try:
                 if replica.store.renew_capture(table):

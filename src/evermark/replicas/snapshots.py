@@ -1,7 +1,7 @@
 """Snapshots of a table: Parquet files of one moment, with a digest each and one of the whole.
 
-Those that a node takes from a peer are set aside as files as well, until all are there: what is interrupted goes on
-with the chunks that are missing.
+Chunks that a node takes from a peer are set aside as files as well, until all are there: an interrupted snapshot goes
+on with the chunks that are missing.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ _CODEC = "lz4_raw"
 
 
 class Snapshots:
-    """The snapshots that a node has made, in a folder, and what it takes of others'. The newest of a table is kept, and
-    the one before it."""
+    """The snapshots that a node has made, in a folder, and what it takes of others'. The newest two of each table are
+    kept."""
 
     def __init__(self, folder: Path, chunk_rows: int = CHUNK_ROWS, piece_bytes: int = PIECE_BYTES) -> None:
         self.folder, self._chunk_rows, self._piece_bytes = folder, chunk_rows, piece_bytes
@@ -84,7 +84,7 @@ class Snapshots:
             shutil.rmtree(draft, ignore_errors=True)
             raise
         kept = [*self._of(table, is_native=False)[-2:], *self._of(table, is_native=True)[-2:]]
-        for old in self.folder.glob(f"{table}-*"):  # those of another format as well
+        for old in self.folder.glob(f"{table}-*"):  # also snapshots of another format
             if old not in kept:
                 shutil.rmtree(old, ignore_errors=True)
         return manifest
@@ -121,7 +121,7 @@ class Snapshots:
         return max(found, key=lambda manifest: manifest.id, default=None)
 
     def list(self) -> list[Manifest]:
-        """Those that this version can give: what another version left is none, and goes with the next that is made."""
+        """The snapshots that this version can give. What another version left is removed with the next."""
         found: list[Manifest] = []
         for path in sorted(self.folder.glob(f"[!.]*/{_MANIFEST}")):
             with suppress(FormatError):
@@ -212,7 +212,7 @@ class _Growing:
         self._next, self._size = numbers.start, 0
 
     def take(self, number: int, data: bytes) -> None:
-        """A piece that was checked. One that is not the next is left for the end."""
+        """A piece that was checked. A piece out of turn is left for the end."""
         if number == self._next and number in self._numbers:
             left = memoryview(_unpacked(self._manifest, number, data))
             size = self._size + len(left)
@@ -313,7 +313,7 @@ def decoded(table: Table, manifest: Manifest, number: int, data: bytes) -> pa.Ta
 
 
 def decoded_chunk(table: Table, snapshot: str, number: int, wanted: Chunk, data: bytes) -> pa.Table:
-    """As `decoded`, for who has not kept the manifest, but only what it says of this chunk. Live rows come first."""
+    """As `decoded`, for callers that kept only what the manifest says of this chunk. Live rows come first."""
     if not _is_as_said(wanted, data):
         raise _damaged(snapshot, number)
     try:

@@ -105,8 +105,8 @@ class SqlStore(SqlSnapshots):
             self._renew(origin, sure)
 
     def _renew(self, origin: str, sure: Mapping[str, int]) -> None:
-        """`sure`: up to where the numbers of a table are known to be the present origin's own. Those after them it may
-        have given to other events as well, before this database was restored: these become the new origin's."""
+        """`sure`: up to where the numbers of a table are known to be the present origin's own. Later numbers it may
+        have given to other events as well, before this database was restored: their events become the new origin's."""
         before, is_joined = self._meta("origin", ""), self.joined()
         for name in sorted(self.tables()):
             self._lock_numbers(name)
@@ -431,7 +431,7 @@ class SqlStore(SqlSnapshots):
             if highest != end:
                 return end
             if int(count) < end - start + 1:
-                # Before the first of those that reach to the end without a gap.
+                # Before the first of the numbers that reach to the end without a gap.
                 first = self._all(
                     f'select max(e.origin_seq) {between} and not exists (select 1 from "{table}_Events" p '
                     "where p.origin_node_id = e.origin_node_id and p.origin_seq = e.origin_seq - 1)",

@@ -22,7 +22,7 @@ class Upkeep:
         self._store.save_members(known, self._store.evicted())
 
     def remove_member(self, name: str) -> bool:
-        """Give up a peer; whether it was ever met. One that was is evicted, and others must know it."""
+        """Give up a peer; returns whether it was ever met. A peer that was met is evicted, and others must know it."""
         member = self._store.members().get(name)
         if member is not None and member.said is not None:
             self.evict([name])
@@ -57,7 +57,7 @@ class Upkeep:
         return found
 
     def count_as_collected(self, table: str) -> Collected:
-        """Go on without events that were deleted by hand: whoever lacks them takes a snapshot."""
+        """Go on without events that were deleted by hand: members that lack them take a snapshot."""
         self._node.table(table)
         return self._node.patiently(lambda: self._store.count_as_collected(table))
 

@@ -113,7 +113,7 @@ class Tail:
                 self._loop.call_soon_threadsafe(self._wake)
 
     def refuse(self) -> None:
-        """Take no new clients; those that are connected are served until `close`."""
+        """Take no new clients; connected clients are served until `close`."""
         self._of = None
 
     def close(self) -> None:

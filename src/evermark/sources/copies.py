@@ -41,7 +41,7 @@ KeyText = tuple[str, ...]  # of one key: the text of each of its columns
 Bounds = tuple[KeyText | None, KeyText | None]  # behind the first, up to the second itself; None: no bound there
 # Of the horizon (None: there is none): the position of a chunk behind it, and the horizon from then on.
 ChoosePlace = Callable[[str | None], tuple[str, str]]
-# A task that has its place, or its mark, is ready in a moment. One that takes longer has most likely died.
+# A task that has its place, or its mark, is ready in a moment. If it takes longer it has most likely died.
 WAIT_S = 10.0
 CHUNK_ROWS_MAX = 100_000
 CHUNK_ROWS_MIN = 100
@@ -200,8 +200,8 @@ class CopyStore(Protocol):
         """A person asks for a copy; not fenced. Asked again while the same is under way, it is that one."""
 
     def requests(self) -> AbstractContextManager[Callable[[float], Collection[str]]]:
-        """Listen for requests of persons. What it gives waits for some, at most so many seconds, and says of which
-        sources they are: from here on, and as well as can be. Whoever has to know of all of them looks, too."""
+        """Listen for requests of persons. What it gives waits for requests, at most so many seconds, and says of which
+        sources they are: from here on, and as well as can be. A caller that must not miss one has to look, too."""
 
     def cancel(self, copy: str) -> Copy:
         """A person wants no more of a copy that a person asked for; not fenced. What is ready is still told. One that
@@ -278,7 +278,7 @@ class Copying(Protocol):
 
     @property
     def wanted(self) -> Sequence[str]:
-        """Those that the file wants copied."""
+        """The streams that the file wants copied."""
 
     @property
     def partitions(self) -> Sequence[int]:

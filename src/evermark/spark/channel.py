@@ -42,7 +42,7 @@ class Channel:
         """`address` is where lanes find it; `bind` the address of this machine behind that, where it is another."""
         os.environ[_KEY] = key = secrets.token_hex(32)
         self._key = key.encode()
-        # Who connects proves itself in a thread of its own: one that says nothing holds nobody up.
+        # A client that connects proves itself in a thread of its own: a client that says nothing holds no other up.
         self._listener = Listener((bind or address, 0), "AF_INET", backlog=64)
         os.environ[_ADDRESS] = f"{address}:{self._listener.address[1]}"
         self._serves: Mapping[str, Callable[..., Any]] = {}

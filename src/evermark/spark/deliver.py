@@ -82,7 +82,7 @@ class SparkDeliverer(SparkReplays):
     def _matched_by_tasks(
         self, assignments: Sequence[Assignment], mine: Sequence[Assignment], options: DeliveryOptions
     ) -> tuple[list[Outcome], set[str]]:
-        """Also the names of those that Spark has to match, which were sent nothing."""
+        """Also the names of the subscriptions that Spark has to match, which were sent nothing."""
         with self._slots.tasks() as most:
             turn = self._paces.rows_max(mine, most, options) if most > 1 else {}
             parts = shared_out(cut_by_key(mine, most if options.sends else 1, turn), most)

@@ -26,7 +26,7 @@ IN_DOUBT = "in_doubt"  # in a report, instead of a result: a subscription that w
 
 
 class Slots:
-    """How many tasks a call of a deliverer may be spread over: those that the lanes and other calls leave.
+    """How many tasks a call of a deliverer may be spread over: the tasks that the lanes and other calls leave.
 
     Two for each lane are the lanes': one is its successor's. On a single machine one task does all of a call: it mostly
     waits for receivers, and tasks would only share the processors.

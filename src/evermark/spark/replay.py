@@ -44,7 +44,7 @@ from evermark.spark.posting import outcome_fields, outcome_of
 from evermark.spark.session import sql_session
 
 _GRACE_S = 1.0
-# Slices that are looked for at a time, beside the ones being posted; and how many of them are kept.
+# Slices that are looked for at a time, beside the slices being posted; and how many of them are kept.
 FINDERS = 2
 _PREPARED_MAX = 4
 # Rows of one round of posting: they are in memory, and each round waits for its last answer. The first round is small:
@@ -143,7 +143,7 @@ class _Send:
     def _jobs(self, others: list[Report]) -> Iterator[tuple[Job, pa.RecordBatch]]:
         """Rendered while the round before is sent; with all rows that were looked at, of which a bot is sent fewer.
 
-        `others` gets the events that are for other parts: passed here when those of this part are.
+        `others` gets the events that are for other parts: they are passed here when this part's own events are.
         """
         work = self.work
         found = self.found or (places_here(work) if self.part is None else self._mine(self.part, others))

@@ -134,7 +134,7 @@ def make_context(
 
 
 def settings_of(home: Path, scratch: Path, conf: Mapping[str, str], daemon: str) -> dict[str, str]:
-    """Ours, then the operator's, which win, then those that a lane cannot do without."""
+    """Our settings, then the operator's, which win, then the settings that a lane cannot do without."""
     return {
         **_DEFAULTS,
         "spark.driver.extraJavaOptions": f"{JAVA_OPTIONS} {java_options(os.environ.get('JAVA_HOME', ''), home)}",

@@ -39,7 +39,7 @@ class Access:
 
 
 def remember(root: str, access: Access) -> None:
-    """For this process, and those that it starts from now on."""
+    """For this process, and the processes that it starts from now on."""
     known = {**_known(), root: asdict(access)}
     os.environ[VARIABLE] = json.dumps(known, separators=(",", ":"))
 

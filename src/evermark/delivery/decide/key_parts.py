@@ -1,9 +1,9 @@
 """A subscription with more events than one task can post is divided by key. Pure.
 
 Each event is in one part, the same wherever that is computed: by its stream and key. Events that have to keep their
-order are in one part: those of a key; and all of a stream in which a record changed its key or which was truncated.
-Each part is delivered as if there were no other, with its share of the connections. The subscription's cursor moves as
-far as every part has come.
+order are in one part: all events of a key; and all of a stream in which a record changed its key, or which was
+truncated. Each part is delivered as if there were no other, with its share of the connections. The subscription's
+cursor moves as far as every part has come.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def parts_max(spec: SubscriptionSpec, rows: int, *, probe: bool = False) -> int:
 
 
 def share_of(spec: SubscriptionSpec, part: KeyPart) -> SubscriptionSpec:
-    """The subscription with its share of connections: those of all parts together are as many as it may have."""
+    """The subscription with this part's share of its connections: all parts together have its `concurrency`."""
     each, left = divmod(spec.concurrency, part.of)
     return replace(spec, concurrency=each + (part.number < left))
 
@@ -70,8 +70,9 @@ def share_of(spec: SubscriptionSpec, part: KeyPart) -> SubscriptionSpec:
 def cut_by_key(
     assignments: Sequence[Assignment], tasks: int, rows_max: Mapping[str, int] | None = None
 ) -> list[Assignment]:
-    """The same assignments; those with more rows than a task's share of all rows, in parts of at least that share. So
-    there are never more of these parts than tasks. `rows_max`: by name, so many events of it at most, if it is cut.
+    """The same assignments, but an assignment with more rows than a task's share of all rows is cut into parts of at
+    least that share: so there are never more parts than tasks. `rows_max`: by name, the most events of a subscription
+    that is cut.
     """
     rows = sum(one.span.rows for one in assignments)
     found: list[Assignment] = []
@@ -87,7 +88,7 @@ def cut_by_key(
 def pace_after(per_s: float | None, outcome: Outcome, *, cut: bool, ended: bool) -> float | None:
     """Events a second of a subscription in parts, for the next turn; None: not known.
 
-    `ended`: all parts did what the turn asked of them. If not, what the quicker ones had sent is sent again: the next
+    `ended`: all parts did what the turn asked of them. If not, what the quicker parts had sent is sent again: the next
     turn asks for half. A subscription that is in one piece, because parts were too slow, is tried in parts again later.
     """
     if not cut:

@@ -21,7 +21,7 @@ Placed = Mapping[str, tuple[SubscriptionRecord, int]]  # by name, with the shard
 
 @dataclass(frozen=True)
 class Spread:
-    """Groups as they are afterwards: those that are missing here are removed."""
+    """The groups as they are afterwards: a group that is missing here is removed."""
 
     groups: Mapping[int, Group]
     moved: Mapping[str, tuple[SubscriptionRecord, int]]

@@ -18,7 +18,7 @@ from evermark.delivery.base import Subscription
 TURN_S = 10.0
 ALONE_AT_ONCE = 6
 SHARED_MAX = 16
-# Of those that are most likely well: thousands may have left together, because this process was held up.
+# Of subscriptions whose receiver is most likely well: thousands may have left together when this process was held up.
 SHARED_WELL_MAX = 128
 
 

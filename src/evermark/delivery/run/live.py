@@ -116,7 +116,7 @@ class LiveGroup:
             self.lock.release()
 
     def note(self, *spans: Span) -> Sequence[Span]:
-        """Remember fresh batches of one partition, for the next hand-over; returns those that are remembered."""
+        """Remember fresh batches of one partition, for the next hand-over; returns all remembered batches."""
         fresh = self._fresh.setdefault(spans[0].place, deque(maxlen=self.limits.batches_max))
         fresh.extend(spans)
         return fresh
@@ -207,7 +207,7 @@ class LiveGroup:
 
 
 def may_take_s(rows: int, assignments: Sequence[Assignment], budget_s: float | None) -> float:
-    """How long a delivery may take. One that Spark has a part in may wait for its cores, nobody knows how long."""
+    """How long a delivery may take. Where Spark has a part in it, it may wait for Spark's cores without any bound."""
     if budget_s is None or rows > ROWS_MAX or any(one.spec.where for one in assignments):
         return PATIENT_S
     return budget_s + _OWN_S_PER_MEMBER * len(assignments)

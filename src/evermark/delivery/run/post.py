@@ -282,7 +282,7 @@ class _Tests:
         return found
 
     def know(self, pieces: Sequence[tuple[int, int]]) -> None:
-        """Test before anything is sent, so that nobody is cut off in the middle: one that is leaves the live group."""
+        """Test before sending, so that no member is cut off in the middle: it leaves the live group instead."""
         known = 0
         doubted: set[int] = set()
         for start, stop in pieces:
@@ -309,7 +309,7 @@ class _Tests:
         return rows, of
 
     def _tested(self, start: int, stop: int) -> tuple[I64, I64, set[int]]:
-        """Also the numbers of those that are in doubt, which are not among the pairs."""
+        """Also the numbers of the predicates that are in doubt, which are not among the pairs."""
         numbers = list(self._specs)
         if not numbers:
             return *_NO_PAIRS, set()

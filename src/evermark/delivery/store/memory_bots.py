@@ -154,8 +154,8 @@ class MemoryBots:
             return self._tables.delete(old[:limit], "expired")
 
     def _by_stream(self) -> dict[tuple[str, str, bool], list[Row]]:
-        """First deliveries of bots by stream, the oldest first: those that wait for keys, and those that do not and are
-        not on their way out because their key came."""
+        """First deliveries of bots by stream, the oldest first: deliveries that wait for keys, and deliveries that do
+        not wait and are not on their way out because their key came."""
         found: dict[tuple[str, str, bool], list[Row]] = defaultdict(list)
         for _, row in sorted(self._tables.rows.items()):
             mine = row.waits or (not row.event.session and self._tables.is_bot(row.subscription))

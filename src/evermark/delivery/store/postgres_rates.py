@@ -13,7 +13,7 @@ from evermark.state.connection import State
 
 # In one step, by the database's own clock; no row: the next stretch begins too late. What is given away further ahead
 # than anyone may take was so at another rate, or before the clock was set back, and does not count.
-# Replays come and go: a stretch that ended long ago is nobody's.
+# Replays come and go: a stretch that ended long ago belongs to no replay any more.
 _TAKE = """
 with gone as (
     delete from rates where subscription = %(name)s and replay_id <> %(replay)s

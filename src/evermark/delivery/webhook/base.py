@@ -110,7 +110,7 @@ class Rates(Protocol):
     """Shares out the time in which subscriptions with a `rate` may send, over all processes of a deployment."""
 
     def take(self, subscription: str, replay_id: str, span_s: float, wait_s: float) -> float | None:
-        """Take the next `span_s` seconds that are nobody's; returns in how many seconds they begin. Blocks.
+        """Take the next `span_s` seconds that are still free; returns in how many seconds they begin. Blocks.
 
         None, and nothing is taken, when they begin in more than `wait_s`, which is `WAIT_S_MAX` at most.
         """

@@ -122,7 +122,7 @@ class StateCopies:
             try:
                 yield heard
             finally:
-                conn.close()  # whoever has it next is not to hear anything
+                conn.close()  # its next user is not to hear anything
 
     def cancel(self, copy: str) -> Copy:
         listed = _LISTED.format("c.id = %s").encode()

@@ -26,7 +26,7 @@ class CopyRequests:
         self.stopped = runtime.wake()
 
     def watch(self, source: str, wake: Wake) -> None:
-        """Have `wake` set when a copy of the source is asked for. Nobody listens before the first who wants it."""
+        """Have `wake` set when a copy of the source is asked for. Listening begins with the first source."""
         with self._lock:
             self._wakes[source] = wake
             begins, self._listens = not self._listens, True

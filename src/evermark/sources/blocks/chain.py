@@ -238,7 +238,7 @@ def verify_block(block: Block, previous_hash: str | None) -> None:
     """Raise unless the block's content has its hash and follows the block with `previous_hash`.
 
     None: the block before is not known (an answer that begins at a snapshot). FormatError: header, events or snapshot
-    are not those that were hashed. IdentityError: a sound block of another chain: a fork, or a recreated stream.
+    are not what was hashed. IdentityError: a sound block of another chain: a fork, or a recreated stream.
     """
     where = f"stream {block.stream}, block {block.number}"
     if tuple(event.hash for event in block.events) != block.event_hashes:
@@ -262,7 +262,7 @@ def verify_block(block: Block, previous_hash: str | None) -> None:
 def verify_chain(blocks: Iterable[Block], after: Cookie | None) -> Cookie | None:
     """Verify that the blocks follow `after` without a gap; None: from wherever they start. The cookie after them.
 
-    GapError (not its subclass IdentityError): a block is missing. The other errors are those of `verify_block`.
+    GapError (not its subclass IdentityError): a block is missing. The other errors are the errors of `verify_block`.
     """
     at = after
     for block in blocks:

@@ -31,7 +31,7 @@ PARTITION = "partition"
 COLUMNS = ("event_id", "stream", "key", "op", "payload", "bytes")
 SCHEMA = pa.schema([*(TAKEN.field(name) for name in COLUMNS), pa.field(PARTITION, pa.int32())])
 _HIDDEN, _STREAM = b"evermark.hidden", b"evermark.stream"
-# Rows of chunks that one batch takes, and those of one chunk more. Fewer than those after which a source is asked.
+# Rows of chunks that one batch takes, and the rows of one chunk more. Fewer than those after which a source is asked.
 _ROWS_MAX = 20_000
 
 

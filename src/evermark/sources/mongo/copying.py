@@ -209,7 +209,7 @@ class ChunkWriter:
             found[row.key] = RawBSONDocument(change.event.sent)["documentKey"]["_id"]
 
     def _renewed(self, work: ChunkWork, draft: Path, path: Path, changed: Mapping[str, Any], shown_at: int) -> int:
-        """The draft, with documents that were changed as they are now; those that are gone are not in it any more."""
+        """The draft, with changed documents as they are now, and without documents that are gone."""
         keys = pa.array(list(changed), pa.string())
         stale: list[Any] = []
 

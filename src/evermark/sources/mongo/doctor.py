@@ -22,7 +22,7 @@ _SHOWS_A_TIME = 5
 
 
 def examined(client: Client, target: MongoTarget, *, copies: bool = False) -> Iterator[Finding]:
-    """Each look needs the one before it. `copies`: the file wants documents from before."""
+    """Each look needs the look before it. `copies`: the file wants documents from before."""
     place = where(target.url.open())
     try:
         with translated(place, "asking who answers"):

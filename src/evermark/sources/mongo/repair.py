@@ -105,7 +105,7 @@ class DocumentsRepair(Repair):
 
 
 def _streams(client: Client, target: MongoTarget) -> list[str]:
-    """The collections that are there, of those that are read."""
+    """The collections that are read and are there."""
     databases = [target.database] if target.database is not None else client.list_database_names()
     named = [
         f"{database}.{each['name']}"

@@ -325,7 +325,7 @@ class MongoChanges(Source):
             )
 
     def _partitions_of(self, change: Change, starts: Mapping[int, Position]) -> set[int]:
-        """The partitions that an event has rows in, of those that have not taken it."""
+        """The partitions that an event has rows in and that have not taken it."""
         rows = change.rows(self.target)
         found = {partition_of(row, self.target.partitions) for row in rows}
         return {partition for partition in found if partition in starts and change.position >= starts[partition]}

@@ -30,7 +30,7 @@ _INT64 = 2**63
 _DATE_MS_MAX = 253_402_300_799_999  # the end of the year 9999
 _REGEX_OPTIONS = ((re.IGNORECASE, "i"), (re.LOCALE, "l"), (re.MULTILINE, "m"), (re.DOTALL, "s"), (re.UNICODE, "u"),
                   (re.VERBOSE, "x"))  # fmt: skip
-# Texts that could be taken for another type's key: those that begin as JSON does, and those that look like an ObjectId.
+# Texts that could be taken for another type's key: texts that begin as JSON does, and texts that look like an ObjectId.
 _AMBIGUOUS = re.compile(r'(?:["\[{0-9-].*|true|false|null|[0-9a-f]{24}|)', re.DOTALL)
 
 

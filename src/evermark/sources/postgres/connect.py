@@ -32,7 +32,7 @@ _SESSION = {
     "idle_in_transaction_session_timeout": "0",
     "lock_timeout": "5s",
     "synchronous_commit": "on",
-    # Our statements are small. One that the planner takes for expensive would be compiled for half a second each time.
+    # Our statements are small. A statement that the planner takes for expensive would be compiled for half a second.
     "jit": "off",
 }
 

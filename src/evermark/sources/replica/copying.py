@@ -3,7 +3,7 @@
 The order of a replica's events is ours (plan.py), so a copy needs no mark at the peer and no file of our own: the peer
 makes a snapshot of one moment, its rows are planned behind all that this moment knew and was planned, and later events
 behind them. The peer keeps a snapshot until two newer ones were made. If it goes before all of it was read, the rest is
-planned anew from another: rows have the same ids there, and those that the log has are left out.
+planned anew from another: rows have the same ids there, and rows that the log has are left out.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def rows_of(peer: HttpPeer, table: Table, part: Part, chunk: ChunkOf) -> Iterato
 
 
 def lost_snapshots(peer: HttpPeer, tables: Mapping[str, Table], parts: Iterable[Part]) -> set[str]:
-    """Those of which a chunk cannot be read any more: it is gone, spoilt, or of other columns than its table has."""
+    """The snapshots with a chunk that cannot be read: it is gone, spoilt, or of other columns than its table."""
     lost: set[str] = set()
     for part in parts:
         if part.chunk is not None and part.chunk.snapshot not in lost:

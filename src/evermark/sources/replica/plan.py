@@ -1,7 +1,7 @@
 """Which event of a peer stands at which position. No I/O.
 
-A peer knows its events by table, origin and number. Origins come and go while it runs, and events of one arrive when
-those of another do, so none of the three is an order. The order is ours: what the peer has and we had not planned yet
+A peer knows its events by table, origin and number. Origins come and go while it runs, and events of several
+origins arrive mixed, so none of the three is an order. The order is ours: what the peer has and we had not planned yet
 is put behind all that was planned before, part by part. A position is the number of an event in that order. A part is
 never changed once it is planned: the same positions are the same events, for every reader, until they are confirmed.
 

@@ -295,7 +295,7 @@ class ReplicaTables(Source):
             self._tell(plan, self.standing())
 
     def upkeep(self) -> None:
-        """What was confirmed last may not have been told; and who is silent for weeks is given up by its peers."""
+        """What was confirmed last may not have been told; and a node silent for weeks is given up by its peers."""
         if (plan := self.plans.load()) is not None:
             self._tell(plan, self.standing())
 

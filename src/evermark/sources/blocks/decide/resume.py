@@ -299,7 +299,7 @@ class Room:
 
 def fitted(decision: Decision, room: Room, old: StreamState | None, *, at_least_one: bool) -> Decision:
     """As much of the decision as there is room for: whole blocks, in order. A block's events are not counted before it
-    is fetched; they are guessed from those that came. `at_least_one`: nothing else is in the batch yet.
+    is fetched; they are guessed from the blocks that came. `at_least_one`: nothing else is in the batch yet.
 
     The hash of a cut range's last block is not known here: `fetch_to` and `known` then have an empty one.
     """

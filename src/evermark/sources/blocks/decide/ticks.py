@@ -116,8 +116,8 @@ def placed(
 ) -> Iterator[tuple[int, BlockEvent, bool]]:
     """The events of a block that are taken, with their ordinals; True: the row says that a member joined or left.
 
-    Such rows are made while a stream is taken again, also for events that are left out: the log drops those joins and
-    leaves that it still has, so that the remaining ones do not tell who is a member.
+    Such rows are made while a stream is taken again, also for events that are left out: the log drops the joins and
+    leaves that it still has, so that the remaining rows do not tell the members.
     """
     ordinal = 1 if block == 0 else 0  # the row about how the stream was made comes before the first block's events
     for event in events:

@@ -225,7 +225,7 @@ class Planner:
             return self._choose(look, row.stream, row.kind)
         except NotFoundError:
             return False  # deleted meanwhile
-        except _LIES as error:  # about who is a member: as serious as a lie about events
+        except _LIES as error:  # about members: as serious as a lie about events
             self._mark_stale(look, row.stream, 0, error)
             return False
 
@@ -298,7 +298,7 @@ class Planner:
         look.not_now.add(stream)
 
     def _decided(self, look: _Look, stream: str, known: StreamState | None) -> tuple[Decision, bool]:
-        """The decision, and whether another node had to be asked than the one whose listing is read."""
+        """The decision, and whether a node other than the node whose listing is read had to be asked."""
         cookie = known.cookie if known is not None and stream in self._tracked else None
         last = look.draft.moves.get(stream) or look.moves.get(stream)
         forgot_us = _JUST_NOW_US if look.anew or (last is not None and last.forgotten) else look.state.forgot_us

@@ -5,8 +5,8 @@
   request to Evermark. `kind` in the payload says which it is, beside `creator` and `tags`.
 - The kind, first members and settings of a stream that is first taken are a row of `op = schema`: no event tells them.
   The row is logged, and delivered to nobody.
-- Joins and leaves of a stream that is taken again are such rows too, and its members at the end: the log drops those of
-  the events themselves that it still has.
+- Joins and leaves of a stream that is taken again are such rows too, and its members at the end: the log drops rows of
+  events that it still has.
 - Changes of a stream as a whole (deleted, recreated, lost) are `op = truncate`: what was known of it is void.
 - An event that cannot be read is `op = poison`, with its bytes, under an id of its own: should the event come readable
   when the stream is compared with the log, it is not dropped as a repeat of the poison.

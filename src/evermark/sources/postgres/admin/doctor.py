@@ -66,7 +66,7 @@ class SlotFacts:
 
 @dataclass(frozen=True)
 class OpenTransaction:
-    """One that has written, and holds every slot back. Never with its query: that may hold a secret."""
+    """A transaction that has written, and holds every slot back. Never with its query: that may hold a secret."""
 
     age_s: float
     who: str

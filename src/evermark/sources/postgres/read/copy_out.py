@@ -14,7 +14,7 @@ _SIZE_END = -1
 
 
 def copied_rows(connection: psycopg.Connection[Any], query: sql.Composed) -> Iterator[list[memoryview]]:
-    """The messages of a COPY to stdout, in lists of those that have come; each message is a row of its text form.
+    """The messages of a COPY to stdout, in lists as they come; each message is a row of its text form.
 
     psycopg begins the COPY, waits, and cancels it if it is left early. What libpq has in its buffer is taken there.
     """

@@ -115,7 +115,7 @@ class Changes:
     relations: list[Relation]
 
     def between(self, first: int, last: int) -> Changes:
-        """Those from number `first` on, without number `last`."""
+        """The changes from number `first` on, without number `last`."""
         if first == 0 and last == len(self.kind):
             return self
         some = slice(first, last)

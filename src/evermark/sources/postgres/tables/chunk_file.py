@@ -1,7 +1,7 @@
 """The file of a chunk of a table: its rows, with the table's description.
 
 It is a file of the log but for what its writer cannot know: the batch, the version of the table, and the commit of the
-mark. So whoever comes to the mark need not write the rows again (`evermark.event_file`).
+mark. So the reader that comes to the mark need not write the rows again (`evermark.event_file`).
 """
 
 from __future__ import annotations

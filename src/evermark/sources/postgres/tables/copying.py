@@ -293,7 +293,7 @@ class _SeenMarks(CopyMarks):
 
 
 class _Remembered(TableVersions):
-    """What is remembered of the tables, for one who has nothing to tell."""
+    """What is remembered of the tables, for a reader that tells of no changes of tables."""
 
     def __init__(self, versions: TableVersions) -> None:
         self._versions = versions
@@ -307,7 +307,7 @@ class _Remembered(TableVersions):
 
 
 def _light(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Without payloads, but for those that lack a value: a great many changes may come while a chunk is read."""
+    """Without payloads, except where a value is lacking: a great many changes may come while a chunk is read."""
     lacks = [any(flag.startswith(UNKNOWN) for flag in flags or ()) for flags in batch.column("flags").to_pylist()]
     at = batch.schema.get_field_index("payload")
     payloads = pc.if_else(pa.array(lacks, pa.bool_()), batch.column(at), pa.scalar(None, pa.string()))

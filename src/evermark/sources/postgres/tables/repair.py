@@ -123,7 +123,7 @@ class TablesGap(Gap):
 
 @contextmanager
 def _telling_of_changes(target: PostgresTarget) -> Iterator[None]:
-    """The snapshot says which columns there were; the server finds those that there are. What passes costs no try."""
+    """The snapshot says which columns there were; the server finds the columns of now. What passes costs no try."""
     try:
         yield
     except EvermarkError as error:

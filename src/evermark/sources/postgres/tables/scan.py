@@ -43,7 +43,7 @@ _ESCAPES = (
     (b"\\v", b"\v"), (_BACKSLASH, b"\\"),
 )  # fmt: skip
 # As pgoutput describes it: the columns that are published, in their order, and which of them are the replica identity.
-# `key`: the columns of the identity in the order of its index; where that is the whole row, those of the primary key.
+# `key`: the columns of the identity in the order of its index; where that is the whole row, the primary key's.
 _DESCRIBED = """
 with named as (
     select c.oid, n.nspname, c.relname, c.relreplident, c.relkind, to_jsonb(r) as membership, to_jsonb(p) as publication

@@ -112,8 +112,8 @@ class PostgresTables(SlotSource):
         try:
             return self._look.holds_changes(position)
         except (BusyError, UnreachableError):
-            # A reader has come meanwhile, which ends whoever holds the slot; or the look took too long. The next look
-            # tells of a server that is gone.
+            # A reader has come meanwhile, which ends the connection that holds the slot; or the look took too long.
+            # The next look tells of a server that is gone.
             return False
 
     def repair(self, partition: int) -> Repair:
