@@ -175,7 +175,7 @@ class Follower:
                 and pace_s is not None
                 and distance(mine, heads) <= self.limits.join_distance_max
             )
-            if (is_near and not under_way) or span is None:
+            if is_near or span is None:
                 near.append(subscription)
             else:
                 away.append((subscription, span))
