@@ -19,7 +19,6 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 from pyarrow.fs import LocalFileSystem
 from pyspark.sql.datasource import (
     DataSource,
@@ -39,6 +38,7 @@ from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxFiles, SupportsTr
 from evermark.errors import ConfigError, GapError
 from evermark.event import EVENT, with_all_columns
 from evermark.log.frames import schema_text
+from evermark.log.opened import damage_is_said, opened
 from evermark.log.read import LogReader, moment_of, sources_at
 from evermark.storage import place_of, readable
 from pyspark_evermark.conditions import Comparison, Condition, expression, is_usable, may_hold, packed
@@ -278,7 +278,7 @@ def _rows(wanted: _Files) -> Iterator[pa.RecordBatch]:
 def _all_rows(path: str, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
     """By the reader of Parquet: a scanner takes half as long again, of one column three times as long."""
     wanted = pa.schema([EVENT.field(name) for name in columns])
-    with pq.ParquetFile(readable(path)) as file:
+    with opened(path) as file:
         known = file.schema_arrow.names  # asked once: each time Parquet's schema is turned into Arrow's
         there = [name for name in columns if name in known]
         for batch in file.iter_batches(_CHUNK_ROWS, columns=there, use_threads=False):
@@ -289,13 +289,14 @@ def _all_rows(path: str, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
 def _some_rows(path: str, wanted: _Files, condition: pc.Expression) -> Iterator[pa.RecordBatch]:
     import pyarrow.dataset as ds  # here: it loads pandas
 
-    file = readable(path)
-    scanner = ds.Scanner.from_fragment(
-        ds.ParquetFileFormat().make_fragment(file, LocalFileSystem() if isinstance(file, str) else None),
-        schema=EVENT,  # a file from before a column was added has nulls in it
-        columns=list(wanted.columns),
-        filter=condition,
-        batch_size=_CHUNK_ROWS,
-        use_threads=False,
-    )
-    yield from scanner.to_batches()
+    with damage_is_said(path):
+        file = readable(path)
+        scanner = ds.Scanner.from_fragment(
+            ds.ParquetFileFormat().make_fragment(file, LocalFileSystem() if isinstance(file, str) else None),
+            schema=EVENT,  # a file from before a column was added has nulls in it
+            columns=list(wanted.columns),
+            filter=condition,
+            batch_size=_CHUNK_ROWS,
+            use_threads=False,
+        )
+        yield from scanner.to_batches()

@@ -19,7 +19,7 @@ from evermark.cluster.holding import Candidate, LeaseKeeper, Share
 from evermark.delivery.base import Cursor, SourcePartition
 from evermark.delivery.replay.owner import RequestDesk
 from evermark.delivery.work import Span
-from evermark.errors import EvermarkError
+from evermark.errors import EvermarkError, known
 from evermark.event import Seen
 from evermark.ingest.checkpoint_saver import SavingNews
 from evermark.ingest.copying.requests import CopyRequests
@@ -35,7 +35,8 @@ from evermark.ingest.take import Taken, Taker
 from evermark.log.append import DeltaLog
 from evermark.log.disk import require_room
 from evermark.log.head import durable_version
-from evermark.log.maintenance import EVERY_S_MIN, Maintenance, next_round_s
+from evermark.log.maintenance import EVERY_S_MIN, Maintenance, is_unwell, next_round_s
+from evermark.log.opened import lost
 from evermark.log.read import FileRange, LogReader
 from evermark.log.torn import set_aside_torn, torn_checkpoints
 from evermark.observe.health import HANGING_HINT, HealthBoard, PartitionHealth
@@ -46,6 +47,11 @@ from evermark.sources.base import Gap, Limit
 from evermark.sources.copies import ChunkWork, Copy, Copying
 from evermark.storage import Place
 
+MAINTENANCE, FILES = "maintenance", "files"  # what may be wrong with a log, as health has it
+_MAINTENANCE_HINT = (
+    "it is tried again, a minute apart at most; until it succeeds the log is not compacted, and nothing old leaves it"
+)
+_SAID_MAX = 20  # files that a line of the log names
 _MAINTENANCE_END_S = 0.2  # a round that takes longer conflicts with nothing but a power cut; another owner waits
 
 
@@ -233,6 +239,8 @@ class SourceRunner(SavingNews):
         self._grown = self.runtime.wake()  # the log has, since its last maintenance
         self._task: LoopTask | None = None
         self._store_is_away: bool | None = None  # None: not known yet; an owner before this one may have said it
+        self._failed_rounds: int | None = None  # of maintenance, in a row; None: none has ended yet, as above
+        self._lost_files: tuple[str, ...] | None = None
 
     def start(self, on_end: Callable[[], None]) -> None:
         """`on_end` is called when the source is let go of."""
@@ -277,7 +285,9 @@ class SourceRunner(SavingNews):
     def owned(self) -> None:
         owned = self._owner.owned_partitions()
         for partition in self._owner.partitions():
-            if partition not in owned:
+            if partition in owned:
+                self.board.owned(self.name, partition)  # opening its log may take long, and fail
+            else:
                 self.board.put(self.name, partition, PartitionHealth.STANDBY)
         self._owned_leases = [source_lease(self.name, p) for p in owned] if self._owner.divided else []
         for lease in self._owned_leases or [source_lease(self.name)]:
@@ -485,8 +495,29 @@ class SourceRunner(SavingNews):
             report = maintenance.run(self._least_cursors)
         except Exception as error:  # noqa: BLE001 - it is tried again
             self._log.warning("maintenance of the log failed", error=error)
+            self._failed_rounds = 1 + (self._failed_rounds or 0)
+            if is_unwell(self._failed_rounds):
+                said = known(error)
+                reason = f"{self._failed_rounds} rounds in a row have failed: {said.message}"
+                self.board.log_unwell(self.name, MAINTENANCE, reason, said.hint or _MAINTENANCE_HINT)
             return None
-        counts = {what: count for what, count in vars(report).items() if count}
+        if self._failed_rounds != 0:
+            self._failed_rounds = 0
+            self.board.log_well(self.name, MAINTENANCE)
+        self._say_lost(report.lost)
+        counts = report.counts()
         for what, count in counts.items():
             self.metrics.care.labels(what).inc(count)
         return bool(counts)
+
+    def _say_lost(self, names: tuple[str, ...]) -> None:
+        """Files of the log that are not in its folder, whether anybody reads them just now or not."""
+        if names:
+            error = lost(str(self._folder / names[0]))
+            more = f", and {len(names) - 1} more" if len(names) > 1 else ""
+            self.board.log_unwell(self.name, FILES, f"{error.message}{more}", error.hint)
+            if names != self._lost_files:
+                self._log.error("files of the log are missing", files=names[:_SAID_MAX], count=len(names), error=error)
+        elif self._lost_files != ():
+            self.board.log_well(self.name, FILES)
+        self._lost_files = names

@@ -30,9 +30,10 @@ from evermark.errors import ConfigError
 from evermark.log import maintenance
 from evermark.log.forget import Forgotten
 from evermark.log.log import Log
+from evermark.log.opened import lost
 from evermark.log.query import NeedsSpark, require_read
 from evermark.log.query import query as ask
-from evermark.log.read import LogReader, sources_at
+from evermark.log.read import FileRange, LogReader, sources_at
 from evermark.storage import Place
 
 app = noun("The log: query it, compact it, have it forget.")
@@ -160,6 +161,47 @@ def forget(
         say(f"{name}: {removed} events of {stream} removed, {dropped} parked deliveries dropped")
 
 
+@app.command()
+def missing(
+    config: ConfigOption = DEFAULT_CONFIG,
+    source: SourceOption = None,
+    give_up: Annotated[
+        bool, typer.Option("--give-up", help="Take them out of the log for good: there is no copy to put back.")
+    ] = False,
+    yes: YesOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """List files that are missing, though the log has them.
+
+    With --give-up they are taken out of it: readers pass over their events from then on. What the source still has of
+    these events is taken again by `evermark checkpoint reset NAME --from resync`. An instance may be running.
+    """
+    with opened(config) as deployment:
+        name = known_source(sources_at(deployment.log_root), source)
+        care = maintenance.Maintenance(deployment.log_folder(name))
+        files = care.missing()
+        events = sum(file.rows for file in files)
+        columns = ("file", "partition", "batch_min", "batch_max", "events", "oldest", "newest")
+        show([_of_file(file) for file in files], columns, as_json=as_json, empty=f"{name}: no file is missing")
+        if files and give_up:
+            confirm(f"Give up {events} events of {name}? No reader gets them any more.", yes=yes)
+            care.give_up(files)
+            say(f"{name}: {len(files)} files with {events} events are out of the log")
+            say(f"to take what the source still has of them: evermark checkpoint reset {name} --from resync")
+
+
+def _of_file(file: FileRange) -> dict[str, Any]:
+    return {
+        "file": Path(file.path).name,
+        "partition": file.partition_min,
+        "batch_min": file.batch_min,
+        "batch_max": file.batch_max,
+        "events": file.rows,
+        "oldest": file.event_time_min,
+        "newest": file.event_time_max,
+    }
+
+
 def _is_about(event: ParkedEvent, source: str, what: Forgotten) -> bool:
     return (
         event.place.source == source
@@ -178,11 +220,14 @@ def _maintain(path: Path, source: str | None, *, as_json: bool, retain: bool) ->
             with held_sources(deployment, [name]):
                 care = maintenance.Maintenance(deployment.log_folder(name), retention)
                 rows.append({"source": name, **vars(care.run(partial(_passed, deployment, name)))})
+                for file in rows[-1]["lost"]:
+                    error = lost(str(deployment.log_folder(name) / file))
+                    say(f"{name}: {error}")
     if as_json:
         show_json(rows)
         return
     for row in rows:
-        done = {what.replace("_", " "): count for what, count in row.items() if what != "source" and count}
+        done = {what.replace("_", " "): count for what, count in row.items() if isinstance(count, int) and count}
         say(f"{row['source']}: " + (", ".join(f"{what} {count}" for what, count in done.items()) or "nothing to do"))
     if not rows:
         say(f"the log at {deployment.log_root} has nothing yet")

@@ -132,6 +132,8 @@ def _show_health(document: dict[str, Any], told: Mapping[str, Any]) -> None:
         row["lag"] = f"{said['lag_s']:.1f} s" if said.get("lag_s") is not None else None
     for source, why in told.get("checkpoints_away", {}).items():
         say(f"{source}: its checkpoints cannot be saved: {why['reason']}; events are taken nevertheless")
+    for trouble in told.get("log_troubles", ()):
+        say(f"{trouble['source']}: its log, {trouble['what']}: {trouble['reason']}\n  hint: {trouble['hint']}")
     if not told.get("delivering") and not told.get("delivery", {}).get("standby"):
         say("this instance does not deliver: it is starting, or delivery has failed; see its log")
 

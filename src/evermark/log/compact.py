@@ -11,14 +11,13 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-import pyarrow.parquet as pq
-
 from evermark.errors import FormatError
 from evermark.event import EVENT, with_all_columns
 from evermark.log.base import LogFile
+from evermark.log.opened import opened
 from evermark.log.read import FileRange
 from evermark.log.write import FileWriter
-from evermark.storage import Place, readable, trouble_is_said
+from evermark.storage import Place, trouble_is_said
 
 # This many files of level 0, 1, 2, 3 are merged into one of the next level.
 FAN_IN = (32, 16, 16, 16)
@@ -74,7 +73,7 @@ def merge(folder: Place, group: Sequence[FileRange]) -> LogFile:
         writer = FileWriter(folder, f"p{group[0].partition_min}-c{level}-b{group[0].batch_min}")
         try:
             for file in group:
-                with pq.ParquetFile(readable(file.path)) as parquet:
+                with opened(file.path) as parquet:
                     for batch in parquet.iter_batches(_READ_ROWS, use_threads=False):
                         whole = batch.schema.equals(EVENT)
                         writer.write(batch if whole else with_all_columns(batch, EVENT).cast(EVENT))

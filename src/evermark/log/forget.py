@@ -10,14 +10,14 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from evermark.event import EVENT, Op, with_all_columns
 from evermark.log.base import LogFile
 from evermark.log.compact import level_of
+from evermark.log.opened import opened
 from evermark.log.read import FileRange
 from evermark.log.write import FileWriter
-from evermark.storage import Place, readable, trouble_is_said
+from evermark.storage import Place, trouble_is_said
 
 _READ_ROWS = 32_768
 _LOOKED_AT = ["stream", "key", "previous_key"]
@@ -32,7 +32,7 @@ class Forgotten:
 
     def in_file(self, file: FileRange) -> int:
         """How many events of the file this is about."""
-        with pq.ParquetFile(readable(file.path)) as parquet:
+        with opened(file.path) as parquet:
             columns = [name for name in _LOOKED_AT if name in parquet.schema_arrow.names]
             batches = parquet.iter_batches(_READ_ROWS, columns=columns, use_threads=False)
             return sum(pc.sum(pc.or_(*self._marked(batch))).as_py() or 0 for batch in batches)
@@ -55,7 +55,7 @@ class Forgotten:
         return None
 
     def _left(self, file: FileRange) -> Iterator[pa.RecordBatch]:
-        with pq.ParquetFile(readable(file.path)) as parquet:
+        with opened(file.path) as parquet:
             for found in parquet.iter_batches(_READ_ROWS, use_threads=False):
                 batch = found if found.schema.equals(EVENT) else with_all_columns(found, EVENT).cast(EVENT)
                 gone, left_behind = self._marked(batch)

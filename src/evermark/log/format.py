@@ -77,7 +77,7 @@ class CommitNote(Note):
 
 @dataclass(frozen=True)
 class MaintenanceNote(Note):
-    """Of compaction, retention or `log forget`: how many files it added and removed."""
+    """Of compaction, retention, `log forget` or `log missing --give-up`: how many files it added and removed."""
 
     care: str
     adds: int

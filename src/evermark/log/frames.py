@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from evermark.event import EVENT, TAKEN, TIMESTAMP, with_all_columns
 from evermark.log.format import KEPT
+from evermark.log.opened import opened
 from evermark.log.row_reader import ROW_ADDRESS, ROW_ADDRESS_SQL, code_of
-from evermark.storage import is_url, readable
+from evermark.storage import is_url
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -110,7 +110,7 @@ class _ReadFiles:
 
     def _rows(self, path: str) -> Iterator[pa.RecordBatch]:
         first = 0
-        for batch in pq.ParquetFile(readable(path)).iter_batches(_READ_ROWS, use_threads=False):
+        for batch in opened(path).iter_batches(_READ_ROWS, use_threads=False):
             columns, names = with_all_columns(batch, EVENT).columns, list(EVENT.names)
             if self.addressed:
                 columns += [pa.array(np.full(len(batch), code_of(path), np.int64))]

@@ -8,7 +8,7 @@ durable before they are committed, and the commit is durable before an old file 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -16,7 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from evermark.errors import BusyError
+from evermark.errors import BusyError, FormatError
 from evermark.log.base import LogFile
 from evermark.log.commits import Action, commit_actions, put_commit, read_commit, require_protocol
 from evermark.log.compact import groups_to_merge, merge
@@ -44,6 +44,11 @@ KEPT_COMMITS = 1_000
 _COMMIT_TRIES_MAX = 100
 _FORGET_TRIES_MAX = 20
 _GROUPS_MAX = 16  # per round: the next round comes soon
+# Of files that were removed by somebody else so many are known, and so many are looked for again in each round.
+_LOST_MAX = 1_000
+_ASKED_MAX = 20
+# A round may fail because of a moment: of a store that is away, of another process that was quicker.
+FAILURES_MAX = 3
 
 LeastCursors = Callable[[], dict[int, int]]
 
@@ -61,6 +66,13 @@ def next_round_s(last_s: float, *, has_grown: bool, did_something: bool | None, 
     return EVERY_S_MAX
 
 
+def is_unwell(failures: int) -> bool:
+    """Whether rounds have failed so often in a row that a person should know: the log grows slower with every commit,
+    and nothing leaves it. Pure.
+    """
+    return failures >= FAILURES_MAX
+
+
 @dataclass
 class MaintenanceReport:
     compacted: int = 0
@@ -68,6 +80,11 @@ class MaintenanceReport:
     orphans_removed: int = 0
     retained_out_rows: int = 0
     commits_cleaned: int = 0
+    lost: tuple[str, ...] = ()  # files of the table that are not in its folder, as far as is known
+
+    def counts(self) -> dict[str, int]:
+        """What was done, without what was not."""
+        return {what: count for what, count in vars(self).items() if isinstance(count, int) and count}
 
 
 @dataclass
@@ -81,6 +98,7 @@ class Maintenance:
     clock: Callable[[], float] = time.time
     _scanned_at: float | None = None
     _listed: tuple[int, list[FileRange]] = (-1, [])  # a version, and its files
+    _lost: frozenset[str] = frozenset()  # by their names; looked for with the orphans, and where merging met them
 
     def __post_init__(self) -> None:
         self._reader = LogReader(self.folder)
@@ -92,16 +110,22 @@ class Maintenance:
         """
         report = MaintenanceReport()
         with trouble_is_said(self.folder):
-            self._compact(report)
+            damaged = self._compact(report)
             if self.retention is not None and least_cursors is not None:
                 self._remove_old(report, self.retention, least_cursors)
             self._checkpoint(report)
             if self._scanned_at is None or self.clock() - self._scanned_at >= SCAN_EVERY_S:
                 self._scanned_at = self.clock()
                 self._unused.look()
-                self._find_orphans()
+                self._look_through_folder()
                 remove_forgotten(self.folder, self.clock())
+            elif self._lost:
+                asked = frozenset(sorted(self._lost)[:_ASKED_MAX])
+                self._lost = self._lost - asked | self._still_lost(asked)
             self._remove(report)
+        if damaged is not None:
+            raise damaged  # all else is done
+        report.lost = tuple(sorted(self._lost))
         return report
 
     def forget(self, what: Forgotten) -> int:
@@ -142,6 +166,31 @@ class Maintenance:
         forget_kept(self.folder)
         return sum(count for count, _ in looked.values())
 
+    def missing(self) -> list[FileRange]:
+        """The files of the table that are not in its folder, in log order."""
+        present = {each.name for each in storage_of(self.folder).listed(self.folder, ".parquet")}
+        lost = self._still_lost(self._used() - present)
+        found = [file for file in self._files(self._handle.refresh()) if Path(file.path).name in lost]
+        return sorted(found, key=lambda file: (file.partition_min, file.batch_min))
+
+    def give_up(self, files: Sequence[FileRange]) -> None:
+        """Take files that are missing out of the table: from here on readers pass over their events."""
+        forget_kept(self.folder)
+        for _ in range(_FORGET_TRIES_MAX):
+            table = self._handle.refresh()
+            there = {file.path for file in self._files(table)}
+            gone = [file for file in files if file.path in there]
+            note = MaintenanceNote("give up", 0, len(gone))
+            if not gone or self._commit(table, note, [], gone, data_change=True):
+                break
+        else:
+            raise BusyError(
+                f"the log at {self.folder} was compacted at each of {_FORGET_TRIES_MAX} tries",
+                hint="try again in a while",
+            )
+        storage_of(self.folder).sync(self.folder / "_delta_log")
+        forget_kept(self.folder)
+
     def _has_all(self, looked: Mapping[str, tuple[int, LogFile | None]], there: Mapping[str, FileRange]) -> bool:
         names = {Path(path).name for path in there}
         return all(rest is None or rest.path in names for _, rest in looked.values())
@@ -157,12 +206,23 @@ class Maintenance:
             self._listed = (version, files_at(self.folder, table))
         return self._listed[1]
 
-    def _compact(self, report: MaintenanceReport) -> None:
-        if not groups_to_merge(self._reader.files()):
-            return
+    def _compact(self, report: MaintenanceReport) -> FormatError | None:
+        """Returns why some files could not be merged, if they are there and damaged."""
+        if not groups_to_merge(self._there(self._reader.files())):
+            return None
         table = self._handle.refresh()
-        groups = groups_to_merge(self._files(table))[:_GROUPS_MAX]
-        merged = [merge(self.folder, group) for group in groups]
+        groups, merged, damaged = [], [], None
+        for group in groups_to_merge(self._there(self._files(table)))[:_GROUPS_MAX]:
+            try:
+                merged.append(merge(self.folder, group))
+            except FormatError as error:
+                lost = self._still_lost(Path(file.path).name for file in group)
+                self._lost |= lost  # the next round merges the others without them
+                damaged = damaged if lost else error
+            else:
+                groups.append(group)
+        if not merged:
+            return damaged
         storage_of(self.folder).sync(self.folder)
         require_files(self.folder, merged)  # the files they replace are removed in an hour
         replaced = [file for group in groups for file in group]
@@ -170,6 +230,10 @@ class Maintenance:
         # From the snapshot that listed them: if another process was quicker since then, this commit fails.
         if self._commit(table, note, merged, replaced, data_change=False):
             report.compacted += len(replaced)
+        return damaged
+
+    def _there(self, files: Iterable[FileRange]) -> list[FileRange]:
+        return [file for file in files if Path(file.path).name not in self._lost] if self._lost else list(files)
 
     def _commit(
         self,
@@ -249,11 +313,15 @@ class Maintenance:
     def _used(self) -> set[str]:
         return {Path(file.path).name for file in files_at(self.folder, self._handle.refresh())}
 
-    def _find_orphans(self) -> None:
-        """Files that were never committed, and replaced files that another process did not live to note."""
+    def _look_through_folder(self) -> None:
+        """Files that were never committed, and replaced files that another process did not live to note. And the other
+        way round: files of the table that are not there.
+        """
         storage = storage_of(self.folder)
         present = storage.listed(self.folder, ".parquet")
-        known = self._used() | self._unused.names()
+        used = self._used()
+        self._lost = self._still_lost(sorted(used - {each.name for each in present})[:_LOST_MAX])
+        known = used | self._unused.names()
         unknown = [each for each in present if each.name not in known]
         if not unknown:
             return
@@ -262,6 +330,14 @@ class Maintenance:
         found = [each.name for each in unknown if now - each.modified >= ORPHAN_AGE_S]
         if found:
             self._unused.note(found, self.clock(), orphans=True)
+
+    def _still_lost(self, names: Iterable[str]) -> frozenset[str]:
+        """Those that are in the table and not in its folder. A file may have come after the folder was listed, and go
+        when it was replaced.
+        """
+        storage = storage_of(self.folder)
+        gone = {name for name in names if not storage.exists(self.folder / name)}
+        return frozenset(gone & self._used() if gone else ())
 
     def _remove_old(self, report: MaintenanceReport, retention: timedelta, least_cursors: LeastCursors) -> None:
         horizon = datetime.fromtimestamp(self.clock(), UTC) - retention

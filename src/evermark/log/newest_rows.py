@@ -19,12 +19,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from evermark.event import UNKNOWN, with_all_columns
 from evermark.log.format import KEPT
+from evermark.log.opened import opened
 from evermark.log.row_reader import ROWS as _FIELDS
-from evermark.storage import readable
 
 RECORD_OPS = ("insert", "update", "delete", "read", "truncate")
 # Events that are looked at together: a batch is never in two looks. One that is larger is left to Spark.
@@ -76,7 +75,8 @@ def parts_of(paths: Sequence[str]) -> list[Part]:
     """Every row group of the files; read by the driver, once."""
     found = []
     for path in paths:
-        metadata = pq.read_metadata(readable(path))
+        with opened(path) as file:
+            metadata = file.metadata
         at = metadata.schema.names.index("batch")
         for number in range(metadata.num_row_groups):
             group = metadata.row_group(number)
@@ -199,7 +199,7 @@ class NewestRows:
     def _read(self, part: Part, columns: Sequence[str]) -> pa.Table:
         """Each thread has files of its own."""
         if getattr(self._open, "path", None) != part.path:
-            self._open.file = pq.ParquetFile(readable(part.path), read_dictionary=["stream", "op"])
+            self._open.file = opened(part.path, read_dictionary=["stream", "op"])
             self._open.path = part.path
         file = self._open.file
         names = [name for name in columns if name in file.schema_arrow.names]

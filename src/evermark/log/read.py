@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from deltalake.exceptions import TableNotFoundError
 
 from evermark.errors import ConfigError, NotFoundError
 from evermark.event import EVENT, TIMESTAMP, Op, Seen
 from evermark.log.commits import read_commit
 from evermark.log.format import app_id, unpack
+from evermark.log.opened import columns_of, opened
 from evermark.log.table import TableHandle, commit_identity, last_checkpoint
-from evermark.storage import Place, readable, storage_of, trouble_is_said
+from evermark.storage import Place, storage_of, trouble_is_said
 
 if TYPE_CHECKING:
     import deltalake
@@ -127,7 +127,7 @@ class LogReader:
         for file in self._files_with(partition):
             if file.position_max is not None and file.position_max < position:
                 continue
-            rows = pq.read_table(readable(file.path), columns=["event_id", "partition", "position"])
+            rows = columns_of(file.path, ["event_id", "partition", "position"])
             mine = pc.and_(pc.equal(rows["partition"], partition), pc.greater_equal(rows["position"], position))
             found += rows.filter(mine)["event_id"].chunks
         return pa.concat_arrays(found) if found else pa.array([], pa.string())
@@ -138,7 +138,7 @@ class LogReader:
             low, high = file.position_min, file.position_max
             if (low is not None and low > position) or (high is not None and high < position):
                 continue
-            rows = pq.read_table(readable(file.path), columns=["partition", "position"])
+            rows = columns_of(file.path, ["partition", "position"])
             if pc.any(pc.and_(pc.equal(rows["partition"], partition), pc.equal(rows["position"], position))).as_py():
                 return True
         return False
@@ -162,7 +162,7 @@ class LogReader:
         for file in sorted(self._files_with(partition), key=lambda f: f.batch_max, reverse=True):
             if best is not None and file.batch_max < best["batch"]:
                 break
-            with pq.ParquetFile(readable(file.path)) as parquet:
+            with opened(file.path) as parquet:
                 for piece in parquet.iter_batches(_PIECE_ROWS, columns=["partition", "batch", "position", *columns]):
                     rows = pa.table(piece).filter(pc.equal(piece["partition"], partition))
                     if not rows.num_rows:
@@ -183,7 +183,7 @@ class LogReader:
 
         # Payloads are read only beside a control event, piece by piece: a batch may hold millions of other events.
         for file in self.files_of(partition, after_batch, to_batch):
-            with pq.ParquetFile(readable(file.path)) as parquet:
+            with opened(file.path) as parquet:
                 for group in range(parquet.num_row_groups):
                     if not pc.any(wanted(parquet.read_row_group(group, columns=["partition", "batch", "op"]))).as_py():
                         continue
@@ -200,7 +200,7 @@ class LogReader:
                 break
             if file.event_time_max is not None and file.event_time_max < moment:
                 continue
-            rows = pq.read_table(readable(file.path), columns=["partition", "batch", "event_time"])
+            rows = columns_of(file.path, ["partition", "batch", "event_time"])
             late = rows.filter(
                 pc.and_(pc.equal(rows["partition"], partition), pc.greater_equal(rows["event_time"], pa.scalar(moment)))
             )

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 from evermark.errors import EngineError, FormatError
 from evermark.event import EVENT, with_all_columns
-from evermark.storage import readable
+from evermark.log.opened import opened
 
 # Raw bytes are poison's, and poison is not delivered.
 COLUMNS = tuple(name for name in EVENT.names if name != "bytes")
@@ -128,7 +128,7 @@ class RowReader:
         if code not in self._files:
             if code not in self._paths:
                 raise FormatError("rows of a file that was not asked for", hint="report this, with the log")
-            parquet = pq.ParquetFile(readable(self._paths[code]), read_dictionary=list(_CODED))
+            parquet = opened(self._paths[code], read_dictionary=list(_CODED))
             sizes = [parquet.metadata.row_group(n).num_rows for n in range(parquet.metadata.num_row_groups)]
             self._files[code] = parquet, np.cumsum([0, *sizes])
         return self._files[code]

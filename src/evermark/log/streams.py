@@ -6,11 +6,11 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
+from evermark.log.opened import columns_of
 from evermark.log.read import LogReader, sources_at
 from evermark.settings.problems import nearest
-from evermark.storage import Place, readable
+from evermark.storage import Place
 
 _LOOK_S_MAX = 2.0
 _LISTED_MAX = 10
@@ -27,7 +27,7 @@ def streams_at(
             if clock() > end:
                 return None
             # Streams are kept as a dictionary, so this reads a few bytes an event.
-            column = pq.read_table(readable(file.path), columns=["stream"], read_dictionary=["stream"])["stream"]
+            column = columns_of(file.path, ["stream"], read_dictionary=["stream"])["stream"]
             found.update(pc.unique(column).to_pylist())
     return found
 

@@ -18,6 +18,7 @@ from deltalake.transaction import PostCommitHookProperties
 from evermark.errors import EvermarkError, FormatError
 from evermark.event import EVENT
 from evermark.log import format as log_format
+from evermark.log.opened import PLAYBOOK
 from evermark.storage import Place, storage_of, trouble_is_said
 
 # Maintenance makes a checkpoint every so many commits, and handles look for it after as many.
@@ -70,7 +71,7 @@ def _table_at(folder: Place) -> deltalake.DeltaTable:
         said = re.split(r"[\n\[{]", str(error))[0].strip(" ,:")[:_SAID_MAX]  # without its dumps of objects
         raise EvermarkError(
             f"the log at {folder} cannot be read: {said}",
-            hint="commits of it are missing or damaged: put them back from a copy; see docs/playbook.md",
+            hint=f"commits of it are missing or damaged: put them back from a copy; {PLAYBOOK}",
         ) from error
     raise TableNotFoundError(f"there is no table at {folder}")
 
@@ -156,6 +157,6 @@ class TableHandle:
         except TableNotFoundError:
             raise FormatError(
                 f"the log at {self.folder} is gone: it was there when it was opened",
-                hint="stop all instances, put it back from a copy and start again; see docs/playbook.md",
+                hint=f"stop all instances, put it back from a copy and start again; {PLAYBOOK}",
             ) from None
         self._at = commit_identity(self.folder, self.table.version())

@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from evermark.log.opened import opened
 from evermark.log.row_reader import I64, code_of, row_groups
-from evermark.storage import readable
 
 _BY_TIME = [("event_time", "ascending"), ("event_id", "ascending")]
 
@@ -71,7 +71,7 @@ def _in_file(path: str, stretch: Stretch, schema: pa.Schema) -> Iterator[pa.Tabl
         # As numbers: a database's calendar is wider than Python's.
         return bool(statistics.min_raw <= stretch.to_us and statistics.max_raw >= stretch.after_us)
 
-    with pq.ParquetFile(readable(path), read_dictionary=["op", "stream"]) as file:
+    with opened(path, read_dictionary=["op", "stream"]) as file:
         for group, first in row_groups(file, "event_time", may_hold):
             yield _wanted(_Group(file, group), stretch, code, first, schema)
 

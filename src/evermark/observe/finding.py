@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -38,3 +39,11 @@ def wrong(check: str, found: str, mend: str) -> Finding:
 def worst(findings: Iterable[Finding]) -> Grade:
     order = list(Grade)
     return max((finding.grade for finding in findings), key=order.index, default=Grade.OK)
+
+
+_OF_A_SOURCE = re.compile(r"evermark source (install|maintain|recover|backfill)(?! [\w\"'])")
+
+
+def for_source(said: str, source: str) -> str:
+    """A hint as it can be run where there are several sources: its commands name this one."""
+    return _OF_A_SOURCE.sub(rf"\g<0> {source}", said)

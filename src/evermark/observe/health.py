@@ -17,11 +17,16 @@ from enum import StrEnum
 from itertools import islice
 from typing import Any
 
+from evermark.observe.finding import for_source
+
 LAGGING_AFTER_S = 30.0
 # Starting Spark takes ten seconds, on a loaded machine several times that.
 ENGINE_LOST_MAX_S = 120.0
 RATE_OVER_S = 60.0
 LISTED_MAX = 500  # partitions in one answer
+# Trouble of a log is told again and again while it lasts, a minute apart at most. If nobody tells it any more, nobody
+# here knows: another instance may take care of the log.
+TROUBLE_TOLD_S = 180.0
 
 
 class PartitionHealth(StrEnum):
@@ -72,6 +77,16 @@ class FailingCopy:
     stream: str
     tries: int
     error: str
+
+
+@dataclass(frozen=True)
+class LogTrouble:
+    """What is wrong with the log of a source, though its partitions may be read and its events be taken."""
+
+    source: str
+    what: str  # maintenance, files, or delivery of a partition
+    reason: str
+    hint: str
 
 
 @dataclass
@@ -139,6 +154,7 @@ def judged(report: PartitionReport, partition: int, answer: SourceAnswer | None,
     return report
 
 
+_OPENED = "its lease is held here, and its log is being opened"
 _LAGGING_HINT = (
     "after an outage this passes; if the lag grows, reading is too slow or stands still: see the instance's log, and"
     " `evermark doctor`"
@@ -162,6 +178,7 @@ class HealthBoard:
         self.stalled: Mapping[str, str] = {}  # by source: why it is not read though Spark runs: no room for a lane, …
         self.stores_away: dict[str, tuple[str, str]] = {}  # by source: why its checkpoints cannot be saved, and a hint
         self.delivery = LiveGroupReport()
+        self._log_troubles: dict[tuple[str, str], tuple[float, LogTrouble]] = {}  # by source and what; when it was told
         self._left: frozenset[str] = frozenset()
         self._known_until: tuple[float, float] | None = None
         self._delivery_left = False
@@ -173,6 +190,14 @@ class HealthBoard:
         """There is such a partition, and its reader has said nothing of it yet."""
         with self._lock:
             self._partitions.setdefault((source, partition), PartitionReport(PartitionHealth.STARTING))
+
+    def owned(self, source: str, partition: int) -> None:
+        """This process has its lease now, and is about to open its log: no other instance reads it any more."""
+        with self._lock:
+            old = self._partitions.get((source, partition))
+            if old is None or old.state is PartitionHealth.STANDBY:
+                old = old or PartitionReport(PartitionHealth.STARTING)
+                self._partitions[source, partition] = replace(old, state=PartitionHealth.STARTING, reason=_OPENED)
 
     def put(
         self,
@@ -254,6 +279,22 @@ class HealthBoard:
     def store_back(self, source: str) -> None:
         self.stores_away = {name: why for name, why in self.stores_away.items() if name != source}
 
+    def log_unwell(self, source: str, what: str, reason: str, hint: str) -> None:
+        """Something is wrong with the log of a source; to be told again while it lasts (`TROUBLE_TOLD_S`)."""
+        with self._lock:
+            self._log_troubles[source, what] = self._clock(), LogTrouble(source, what, reason, hint)
+
+    def log_well(self, source: str, what: str) -> None:
+        """This is over, or never was."""
+        with self._lock:
+            self._log_troubles.pop((source, what), None)
+
+    def log_troubles(self) -> list[LogTrouble]:
+        """By source and what."""
+        with self._lock:
+            told = sorted(self._log_troubles.items())
+            return [trouble for _, (at, trouble) in told if self._clock() - at <= TROUBLE_TOLD_S]
+
     def others_seen(self, good_for_s: float) -> None:
         """The other instances, and their leases, were looked at: what they do is known for so long."""
         now = self._clock()
@@ -313,9 +354,10 @@ def overall(
     delivery: LiveGroupReport | None = None,
     copies: Sequence[FailingCopy] = (),
     stores_away: Mapping[str, tuple[str, str]] | None = None,
+    log_troubles: Sequence[LogTrouble] = (),
 ) -> str:
     """unhealthy: half of the partitions are unwell, or more; degraded: any is, a stream is stale, a copy fails, the
-    store of checkpoints is away, or delivery lags."""
+    store of checkpoints is away, something is wrong with a log, or delivery lags."""
     if not reports:
         return "degraded"  # nothing is known of any source yet
     starting = sum(r.state is PartitionHealth.STARTING for r in reports.values())
@@ -323,7 +365,7 @@ def overall(
     if unwell:
         return "unhealthy" if 2 * unwell >= len(reports) else "degraded"
     late = delivery is not None and delivery.lagging
-    partly = any(r.stale_streams for r in reports.values()) or bool(copies) or bool(stores_away)
+    partly = any(r.stale_streams for r in reports.values()) or bool(copies or stores_away or log_troubles)
     return "degraded" if starting or late or partly else "healthy"
 
 
@@ -336,6 +378,7 @@ def as_json(
     delivery: LiveGroupReport | None = None,
     copies: Sequence[FailingCopy] = (),
     stores_away: Mapping[str, tuple[str, str]] | None = None,
+    log_troubles: Sequence[LogTrouble] = (),
     as_list: bool = False,
 ) -> dict[str, Any]:
     """`as_list`: partitions as a list, in the order of their names, and not by name. Of very many, the unwell are told
@@ -343,10 +386,11 @@ def as_json(
     """
     delivery = delivery or LiveGroupReport()
     first = sorted(reports, key=lambda name: (reports[name].state in WELL, name))[:LISTED_MAX]
-    partitions = {name: _partition_json(name, reports[name]) for name in sorted(first)}
+    several = len({name.rpartition("/")[0] for name in reports}) > 1
+    partitions = {name: _partition_json(name, reports[name], several=several) for name in sorted(first)}
     counts = Counter(str(report.state) for report in reports.values())
     return {
-        "status": overall(reports, delivery, copies, stores_away),
+        "status": overall(reports, delivery, copies, stores_away, log_troubles),
         "version": version,
         "uptime_s": round(uptime_s, 1),
         "uptime": _nanoseconds(uptime_s),
@@ -360,12 +404,13 @@ def as_json(
         "checkpoints_away": {
             source: {"reason": reason, "hint": hint} for source, (reason, hint) in sorted((stores_away or {}).items())
         },
+        "log_troubles": [asdict(each) for each in log_troubles[:LISTED_MAX]],
         "partition_counts": dict(sorted(counts.items())),
         "partitions": list(partitions.values()) if as_list else partitions,
     }
 
 
-def _partition_json(name: str, report: PartitionReport) -> dict[str, Any]:
+def _partition_json(name: str, report: PartitionReport, *, several: bool) -> dict[str, Any]:
     """Our names, and those of the first design, whose durations are whole nanoseconds, as Go writes them."""
     source, _, number = name.rpartition("/")
     last = report.last_event_at.isoformat() if report.last_event_at else None
@@ -382,7 +427,7 @@ def _partition_json(name: str, report: PartitionReport) -> dict[str, Any]:
         "last_event": last,
         "lastEvent": last,
         "reason": report.reason,
-        "hint": report.hint,
+        "hint": for_source(report.hint, source) if several else report.hint,
         "stale_streams": report.stale_streams,
         "stale": dict(report.stale_first),
         "resync_at": report.resync_at.isoformat() if report.resync_at else None,

@@ -132,6 +132,7 @@ class Metrics:
         self.lease_held = self._gauge("lease_held", "1 while this instance holds it", "name")
         self.refused = self._counter("stale_writes_refused", "Writes under a lease that another instance had", "name")
         self.hanging = self._counter("hanging_loops", "Leases let go of because their loop did not go on", "name")
+        self.log_unwell = self._gauge("log_unwell", "1 while something is wrong with its log", "source", "what")
         self.care = self._counter("log_care", "Files and commits tidied away", "what")
 
     def _counter(self, name: str, meaning: str, *labels: str) -> Counter:

@@ -55,6 +55,7 @@ class Probes:
             delivery=self._board.delivery,
             copies=self._board.copies,
             stores_away=self._board.stores_away,
+            log_troubles=self._board.log_troubles(),
             as_list=request.query_params.get("partitions") == "list",
         )
         return JSONResponse(body, 503 if body["status"] == "unhealthy" else 200)
@@ -80,3 +81,6 @@ class Probes:
             for state in PartitionHealth:
                 self._metrics.partition_state.labels(source, partition, state.value).set(report.state is state)
         self._metrics.delivery_lag_s.set(self._board.delivery.lag_s)
+        self._metrics.log_unwell.clear()  # what is over is not shown as 0 for ever
+        for trouble in self._board.log_troubles():
+            self._metrics.log_unwell.labels(trouble.source, trouble.what).set(1)

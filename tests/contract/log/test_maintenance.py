@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -452,3 +453,85 @@ def test_the_number_of_commits_costs_nothing(folder: Path) -> None:
             assert since <= 3 * CHECKPOINT_EVERY
             newest = max((folder / "_delta_log").glob("*.checkpoint*.parquet"))
             assert pq.read_metadata(newest).num_rows < 2 * sum(FAN_IN)
+
+
+def test_files_that_somebody_removed_are_named_and_the_rest_is_cared_for(folder: Path, clock: Clock) -> None:
+    """GIVEN a log two files of which were deleted WHEN it is maintained THEN they are named at the next look through
+    the folder, or when they would have been merged; others are merged and leave no file behind; a file that is put back
+    is missing no more."""
+    log, care = DeltaLog(folder), Maintenance(folder, None, clock)
+    fill(log, 3)
+    assert care.run().lost == ()
+    first, second = (Path(file.path) for file in sorted(LogReader(folder).files(), key=lambda f: f.batch_min)[:2])
+    kept = {path: path.read_bytes() for path in (first, second)}
+    first.unlink()
+    assert care.run().lost == (), "it is not looked for all the time"
+    clock.now += SCAN_EVERY_S
+    assert care.run().lost == (first.name,)
+    second.unlink()
+    fill(log, 40, first=4)
+    reports = [care.run() for _ in range(3)]
+    assert [report.compacted for report in reports] == [0, 38, 0]
+    assert {report.lost for report in reports} == {tuple(sorted((first.name, second.name)))}
+    named = {Path(file.path).name for file in LogReader(folder).files()}
+    there = {path.name for path in folder.glob("*.parquet")}
+    assert len(there - named) == 38, "the files that were replaced, and none that nobody uses"
+    first.write_bytes(kept[first])
+    assert care.run().lost == (second.name,)
+    second.write_bytes(kept[second])
+    assert care.run().lost == ()
+    assert ids(folder) == expected(40)
+
+
+def test_missing_files_are_given_up_by_a_person_and_nothing_else(folder: Path) -> None:
+    """GIVEN a log two files of which were deleted WHEN a person gives them up THEN they are out of the table, in log
+    order, though batches come meanwhile; what is there stays, and nothing is missing any more."""
+    log, care = DeltaLog(folder), Maintenance(folder)
+    fill(log, 5)
+    reader = LogReader(folder)
+    for batch in (4, 2):
+        Path(reader.files_of(0, batch - 1, batch)[0].path).unlink()
+    missing = care.missing()
+    assert [file.batch_min for file in missing] == [2, 4]
+    fill(log, 6, first=6)
+    care.give_up(missing)
+    assert ids(folder) == expected(6) - Counter({"0-2-0": 1, "0-4-0": 1})
+    assert {file.batch_min for file in reader.files()} == {1, 3, 5, 6}, "a reader that was there sees it, too"
+    assert care.missing() == []
+    care.give_up(missing)  # again
+    fill(log, 7, first=7)
+    assert log.sync() == LogReader(folder).refresh().version()
+
+
+def test_a_file_that_is_damaged_is_said_and_the_rest_is_cared_for(folder: Path, clock: Clock) -> None:
+    """GIVEN a damaged file among those to be merged WHEN the log is maintained THEN each round fails and names it, does
+    all the rest, and leaves no file behind that nobody uses."""
+    log, care = DeltaLog(folder), Maintenance(folder, timedelta(days=30), clock)
+    fill(log, FAN_IN[0], partition=0)
+    fill(log, FAN_IN[0], partition=1)
+    ill = Path(next(file.path for file in LogReader(folder).files_of(1, 3, 4)))
+    ill.write_bytes(ill.read_bytes()[:100])
+    for _ in range(3):
+        with pytest.raises(FormatError, match=f"{ill.name} of the log is damaged"):
+            care.run()
+    files = {Path(file.path).name: file for file in LogReader(folder).files()}
+    assert [level_of(name) for name, file in files.items() if file.partition_min == 0] == [1]
+    assert len({path.name for path in folder.glob("*.parquet")} - files.keys()) == FAN_IN[0]
+
+
+def test_a_file_that_came_while_the_folder_was_listed_is_not_missing(
+    folder: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GIVEN a batch that is committed just after the folder was listed WHEN the list is compared with the table THEN
+    nothing is said to be missing."""
+    log, care = DeltaLog(folder), Maintenance(folder, None, clock)
+    fill(log, 2)
+    used = care._used
+
+    def late() -> set[str]:
+        monkeypatch.setattr(care, "_used", used)
+        fill(log, 3, first=3)
+        return used()
+
+    monkeypatch.setattr(care, "_used", late)
+    assert care.run().lost == ()

@@ -9,7 +9,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 import pytest
@@ -19,8 +19,9 @@ from prometheus_client.parser import text_string_to_metric_families
 import evermark
 from evermark.app.ingesting import LaneWorks, SourceRunner
 from evermark.breaker import Breaker, BreakerLimits, BreakerState
+from evermark.cluster.fence import source_lease
 from evermark.cluster.holding import LIMITS
-from evermark.errors import GapError, UnreachableError
+from evermark.errors import FormatError, GapError, UnreachableError
 from evermark.event import Seen
 from evermark.ingest.checkpoint_saver import SavePolicy
 from evermark.ingest.dedup import RecentLimits
@@ -30,9 +31,10 @@ from evermark.ingest.reading import ReadPlan, SourceReading
 from evermark.ingest.repair.base import Choice, Recovery, Step
 from evermark.ingest.take import Taken
 from evermark.log.base import LogFile
+from evermark.log.maintenance import MaintenanceReport
 from evermark.observe.health import HealthBoard, PartitionHealth, SourceAnswer
 from evermark.observe.metrics import Metrics
-from evermark.runtime import Threads
+from evermark.runtime import Threads, run_through
 from evermark.server.probes import Probes
 from evermark.sources.base import Limit
 from tests.syntax import nodes_of
@@ -221,3 +223,79 @@ def test_s4_a_missing_piece_alarms_once_and_the_alarm_ends_when_it_is_closed(tmp
     assert (scene.value("gaps_total", **PART), scene.value("resyncs_total", **PART)) == (1, 1)
     shown = scene.board.partitions()["shop/0"]
     assert (shown.state, shown.reason, shown.repairing) == (PartitionHealth.HEALTHY, "", False)
+
+
+def test_a_log_that_cannot_be_opened_here_is_not_said_to_be_read_elsewhere(tmp_path: Path) -> None:
+    """GIVEN an instance that stood by WHEN it has the lease and the log cannot be opened THEN health says that it
+    fails, and why; at no moment that another instance reads it."""
+    scene = Scene(tmp_path)
+    owner: Any = scene.runner._owner
+    scene.runner._maintain = lambda _: iter(())  # type: ignore[method-assign, assignment, return-value]
+    seen: list[PartitionHealth] = []
+
+    def look() -> PartitionHealth:
+        seen.append(scene.board.partitions()["shop/0"].state)
+        return seen[-1]
+
+    scene.runner.standby()
+    assert look() is PartitionHealth.STANDBY
+    owner._held_names = frozenset({source_lease("shop")})
+    scene.runner.owned()
+    assert look() is PartitionHealth.STARTING
+    run_through(Threads(), owner._whole_source_failed(FormatError("commits are missing", hint="put them back")))
+    scene.runner.released()
+    assert look() is PartitionHealth.FAILED
+    shown = scene.board.partitions()["shop/0"]
+    assert (shown.reason, shown.hint) == ("commits are missing", "put them back")
+    scene.runner.owned()
+    assert look() is PartitionHealth.FAILED
+    scene.runner.released()
+
+
+class Care:
+    """Maintenance of a log: each round ends as it is told."""
+
+    def __init__(self, *rounds: Exception | tuple[str, ...]) -> None:
+        self._rounds = list(rounds)
+
+    def run(self, _: object) -> MaintenanceReport:
+        said = self._rounds.pop(0)
+        if isinstance(said, Exception):
+            raise said
+        return MaintenanceReport(compacted=1, lost=said)
+
+
+def test_maintenance_that_keeps_failing_degrades_health_until_it_succeeds(tmp_path: Path) -> None:
+    """GIVEN a partition that is read WHEN maintenance of its log fails again and again THEN health is degraded and says
+    why, with what to do; once does not, and one round that succeeds ends it, in the next lane, too."""
+    scene = Scene(tmp_path)
+    scene.runner.reading([0])
+    error = FormatError("the log cannot be read", hint="put it back")
+    care: Any = Care(error, (), error, error, ValueError("odd"), ())
+    health = []
+    for _ in range(6):
+        scene.runner._maintained(care)
+        health.append([(trouble.what, trouble.reason) for trouble in scene.board.log_troubles()])
+    assert health == [[], [], [], [], [("maintenance", "3 rounds in a row have failed: ValueError: odd")], []]
+    scene.board.log_unwell("shop", "maintenance", "said by the lane before", "")
+    next_lane = Scene(tmp_path).runner
+    next_lane.board = scene.board
+    next_lane._maintained(cast("Any", Care(())))
+    assert scene.board.log_troubles() == []
+
+
+def test_files_of_the_log_that_are_missing_degrade_health_until_they_are_back(tmp_path: Path) -> None:
+    """GIVEN a log two files of which were removed WHEN maintenance finds that THEN health names the first, and what to
+    do, until they are back."""
+    scene = Scene(tmp_path)
+    scene.runner.reading([0])
+    care: Any = Care(("a.parquet", "b.parquet"), ())
+    scene.runner._maintained(care)
+    (trouble,) = scene.board.log_troubles()
+    assert trouble.what == "files"
+    assert f"{tmp_path / 'a.parquet'} of the log is missing, and 1 more" in trouble.reason
+    assert "put it back" in trouble.hint and "docs/playbook.md" in trouble.hint
+    assert 'evermark_log_unwell{source="shop",what="files"} 1.0' in scene.shown()
+    scene.runner._maintained(care)
+    assert scene.board.log_troubles() == []
+    assert "evermark_log_unwell{" not in scene.shown()

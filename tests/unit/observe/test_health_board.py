@@ -12,6 +12,7 @@ from evermark.observe.health import (
     LAGGING_AFTER_S,
     LISTED_MAX,
     RATE_OVER_S,
+    TROUBLE_TOLD_S,
     FailingCopy,
     HealthBoard,
     LagWatch,
@@ -345,3 +346,45 @@ def test_a_drained_instance_does_not_say_that_another_reads_when_none_does() -> 
     assert not board.delivery.standby
     board.left(frozenset(), delivery=False)
     assert board.partitions()["shop/0"].state is STANDBY and board.delivery.standby
+
+
+def test_a_log_in_trouble_degrades_until_it_is_over_or_told_no_more(board: HealthBoard, clock: Clock) -> None:
+    """GIVEN a partition that is read WHEN its log is in trouble THEN health is degraded and says what is wrong and what
+    to do; once it is over, or nobody here tells it any more, health is healthy. Events are taken meanwhile."""
+    board.put("shop", 0, HEALTHY)
+
+    def told() -> dict[str, object]:
+        return as_json(board.partitions(), version="1", uptime_s=0.0, log_troubles=board.log_troubles())
+
+    board.log_unwell("shop", "files", "the file x is missing", "put it back")
+    board.log_unwell("shop", "maintenance", "no room", "make room")
+    assert told()["status"] == "degraded"
+    assert told()["log_troubles"] == [
+        {"source": "shop", "what": "files", "reason": "the file x is missing", "hint": "put it back"},
+        {"source": "shop", "what": "maintenance", "reason": "no room", "hint": "make room"},
+    ]
+    assert unready(board.partitions()) == {}
+    board.log_well("shop", "maintenance")
+    assert [trouble.what for trouble in board.log_troubles()] == ["files"]
+    clock.now += TROUBLE_TOLD_S - 1
+    board.log_unwell("shop", "files", "the file x is missing", "put it back")
+    clock.now += TROUBLE_TOLD_S
+    assert told()["status"] == "degraded"
+    clock.now += 1
+    assert (told()["status"], told()["log_troubles"]) == ("healthy", [])
+
+
+def test_a_partition_whose_lease_is_held_here_does_not_stand_by(board: HealthBoard) -> None:
+    """GIVEN a partition that another instance read WHEN this one has its lease, and its log is being opened THEN it is
+    not said that another reads it, and it is not ready; one that is read stays healthy while its lane changes."""
+    board.put("shop", 0, STANDBY)
+    board.put("shop", 1, HEALTHY)
+    board.owned("shop", 0)
+    board.owned("shop", 1)
+    found = board.partitions()
+    assert (found["shop/0"].state, found["shop/1"].state) == (STARTING, HEALTHY)
+    assert "held here" in found["shop/0"].reason and "held here" in unready(found)["shop/0"]
+    assert overall(found) == "degraded"
+    board.put("shop", 0, FAILED, "the log is gone", "put it back")
+    board.owned("shop", 0)  # it is tried again
+    assert partition(board).reason == "the log is gone"

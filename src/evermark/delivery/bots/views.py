@@ -17,7 +17,6 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from evermark import failpoint
 from evermark.delivery.base import BotSpec, BotView, Cursor, MembershipDelta, SourcePartition, Stay, SubscriptionSpec
@@ -27,9 +26,9 @@ from evermark.delivery.ports import BotStore
 from evermark.delivery.work import Span
 from evermark.errors import EngineError, EvermarkError
 from evermark.event import Op
+from evermark.log.opened import opened
 from evermark.log.read import FileRange
 from evermark.runtime import Lock
-from evermark.storage import readable
 
 # With more streams than this, a bot's view is cut down to the streams of the span.
 NARROWED_FROM = 100
@@ -52,7 +51,7 @@ def streams_in(paths: Sequence[str]) -> frozenset[str]:
     """The streams that some files have events of."""
     found: set[str] = set()
     for path in paths:
-        with pq.ParquetFile(readable(path)) as file:
+        with opened(path) as file:
             for piece in file.iter_batches(_PIECE_ROWS, columns=["stream"], use_threads=False):
                 found.update(pc.unique(piece.column("stream")).to_pylist())
     return frozenset(found)
@@ -266,7 +265,7 @@ def _last(stays: Sequence[Stay]) -> int:
 
 
 def _in_file(path: str, partition: int, after: int, to: int) -> Iterator[dict[str, Any]]:
-    with pq.ParquetFile(readable(path)) as file:
+    with opened(path) as file:
         at = file.metadata.schema.names.index("batch")
         for group in range(file.metadata.num_row_groups):
             statistics = file.metadata.row_group(group).column(at).statistics

@@ -1,0 +1,56 @@
+"""Opening a file of the log to read it. Where it is gone or damaged, that is said, and what to do.
+
+Whatever Evermark removes was out of the table for an hour: a file that is in the table and not in its folder was
+removed by somebody else, as by a rule of the bucket's that deletes old objects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from evermark.errors import FormatError
+from evermark.storage import readable
+
+PLAYBOOK = "docs/playbook.md, `The log is lost or damaged`"
+_HINT = f"put it back from a copy, and it goes on by itself; if there is none: {PLAYBOOK}"
+
+
+def opened(path: str, **options: Any) -> pq.ParquetFile:
+    """A file of the log, to be read and closed by the caller."""
+    with damage_is_said(path):
+        return pq.ParquetFile(readable(path), **options)
+
+
+def columns_of(path: str, columns: Sequence[str], **options: Any) -> pa.Table:
+    """Some columns of a file of the log, whole."""
+    with damage_is_said(path):
+        return pq.read_table(readable(path), columns=list(columns), **options)
+
+
+@contextmanager
+def damage_is_said(path: str) -> Iterator[None]:
+    """Raises `FormatError` for a file that is not there, or is no file of ours any more."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise lost(path) from error
+    except (pa.ArrowInvalid, OSError) as error:
+        if getattr(error, "errno", None) is not None:
+            raise  # of the disk, and not of the file
+        said = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+        raise FormatError(f"the file {path} of the log is damaged: {said}", hint=_HINT) from error
+
+
+def lost(path: str) -> FormatError:
+    return FormatError(f"the file {path} of the log is missing", hint=_HINT)
+
+
+def require_readable(paths: Iterable[str]) -> None:
+    """Raises `FormatError` for the first of these files that is missing or damaged."""
+    for path in paths:
+        opened(path).close()
