@@ -20,7 +20,7 @@ from evermark.delivery.run.owner import DeliveryLimits, DeliveryOwner, DeliveryW
 from evermark.delivery.run.parked_retries import Tried
 from evermark.delivery.webhook.base import Answer, as_it_is
 from evermark.delivery.work import Span
-from evermark.errors import UnreachableError
+from evermark.errors import EvermarkError, UnreachableError
 from evermark.runtime import Task, Wake
 from simulator import ports
 from simulator.broken import Broken
@@ -59,6 +59,8 @@ class SimDeliveryNews:
     def handed_over(self, delivered: bool) -> None: ...
 
     def by_group(self, place: SourcePartition, outcomes: Sequence[Outcome]) -> None: ...
+
+    def stuck(self, place: SourcePartition, subscription: str | None, error: EvermarkError) -> None: ...
 
     def by_follower(self, place: SourcePartition, outcomes: Sequence[Outcome]) -> None: ...
 

@@ -25,6 +25,7 @@ from evermark.delivery.run.parked_retries import Tried
 from evermark.delivery.status import Account, accounts, durable_heads, kept_for, least_cursors
 from evermark.delivery.webhook.base import Answer, Sink
 from evermark.delivery.work import Span
+from evermark.errors import EvermarkError
 from evermark.log.read import FileRange, LogReader
 from evermark.observe.health import HealthBoard
 from evermark.observe.logging import get_logger
@@ -182,6 +183,8 @@ class DeploymentReport(DeliveryReport):
         self._d = deployment
         self._view = view
         self._board = board
+        self._stuck: dict[SourcePartition, dict[str, EvermarkError]] = {}  # who cannot go on there, and why
+        self._telling_stuck = threading.Lock()
         self._failovers = Failovers(deployment, view.reader)
         self._replays_shown: Counter[str] | None = None
 
@@ -189,6 +192,7 @@ class DeploymentReport(DeliveryReport):
         self._board.deliver(here=False, standby=True, shard=self._shard)
 
     def owned(self) -> None:
+        self._board.deliver(here=False, shard=self._shard)  # not yet, and no other instance does
         self._metrics.lease_held.labels(deliver_lease(self._shard)).set(1)
 
     def delivering(self) -> None:
@@ -199,6 +203,45 @@ class DeploymentReport(DeliveryReport):
         self._metrics.lease_held.labels(deliver_lease(self._shard)).set(0)
         if self._shard == FIRST:
             self.accounts({}, datetime.now(UTC))  # what another instance does with them, this one does not know
+
+    def stuck(self, place: SourcePartition, subscription: str | None, error: EvermarkError) -> None:
+        who = _who(subscription)
+        with self._telling_stuck:
+            mine = self._stuck.setdefault(place, {})
+            if who not in mine:
+                self._log.error("delivery cannot go on", who=who, source=place.source, error=error)
+            mine[who] = error
+            self._tell_stuck(place, mine)
+
+    def by_group(self, place: SourcePartition, outcomes: Sequence[Outcome]) -> None:
+        super().by_group(place, outcomes)
+        self._goes_on(place, None)
+
+    def by_follower(self, place: SourcePartition, outcomes: Sequence[Outcome]) -> None:
+        super().by_follower(place, outcomes)
+        for outcome in outcomes:
+            self._goes_on(place, outcome.subscription)
+
+    def _goes_on(self, place: SourcePartition, subscription: str | None) -> None:
+        """What was delivered from there could be read."""
+        if place not in self._stuck:
+            return  # the usual case
+        with self._telling_stuck:
+            mine = self._stuck.get(place, {})
+            if mine.pop(_who(subscription), None) is not None:
+                self._tell_stuck(place, mine)
+            if not mine:
+                self._stuck.pop(place, None)
+
+    def _tell_stuck(self, place: SourcePartition, stuck: Mapping[str, EvermarkError]) -> None:
+        shard = f" by shard {self._shard}" if self._shard != FIRST else ""
+        what = f"delivery of partition {place.partition}{shard}"
+        if not stuck:
+            self._board.log_well(place.source, what)
+            return
+        who = min(stuck, key=lambda each: (each != _who(None), each))
+        more = f", and {len(stuck) - 1} more" if len(stuck) > 1 else ""
+        self._board.log_unwell(place.source, what, f"{who}{more}: {stuck[who].message}", stuck[who].hint)
 
     def handed_over(self, delivered: bool) -> None:
         self._metrics.handovers.labels("delivered" if delivered else "left").inc()
@@ -236,6 +279,10 @@ class DeploymentReport(DeliveryReport):
         self._metrics.replay_delivered.labels(name).inc(outcome.accepted)
         if outcome.parked:
             self._metrics.parked.labels(name).inc(len(outcome.parked))
+
+
+def _who(subscription: str | None) -> str:
+    return "the live group" if subscription is None else f"subscription {subscription}"
 
 
 def limits_for(at_once: int) -> DeliveryLimits:

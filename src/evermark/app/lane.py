@@ -28,6 +28,7 @@ from evermark.app.ingesting import LaneWorks, SourceRunner
 from evermark.cluster.holding import Share
 from evermark.cluster.together import keeper_for
 from evermark.delivery.base import Fate, Outcome
+from evermark.delivery.decide.group import is_stuck
 from evermark.delivery.decide.matching import has_exact_steps, needs_spark
 from evermark.delivery.replay.plan import Replayed, ReplayWork
 from evermark.delivery.run.matched_here import is_small, matched_here
@@ -170,8 +171,8 @@ class DriverTasks:
         return cast("list[Outcome]", self._end.call("deliver", assignments, options))
 
     def _beside(self, assignments: Sequence[Assignment], options: DeliveryOptions) -> Future[list[Outcome]]:
-        """If Spark fails, its subscriptions have not finished: the others were sent the batch, and must not be sent it
-        again because of them.
+        """If Spark fails, or cannot read the log, its subscriptions have not finished: the others were sent the batch,
+        and must not be sent it again because of them.
         """
         future: Future[list[Outcome]] = Future()
 
@@ -179,8 +180,10 @@ class DriverTasks:
             try:
                 future.set_result(self._by_spark(assignments, options))
             except EvermarkError as error:
-                unfinished = [Outcome(one.spec.name, Fate.UNFINISHED, reason=error.message) for one in assignments]
-                future.set_result(timed(unfinished))
+                fate, said = Fate.UNFINISHED, error.message
+                if is_stuck(error):
+                    fate, said = Fate.STUCK, f"{error.message}; {error.hint}"
+                future.set_result(timed([Outcome(one.spec.name, fate, reason=said) for one in assignments]))
             except BaseException as error:  # noqa: BLE001 - it is raised where the result is used
                 future.set_exception(error)
 

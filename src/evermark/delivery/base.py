@@ -180,6 +180,7 @@ class Fate(StrEnum):
     ENDPOINT_FAILED = "endpoint_failed"  # connect, timeout, 5xx, 429: nothing is wrong with the events
     GONE = "gone"  # 410, or webhook-delivery: disable
     FULL = "full"  # no more may be parked; nothing is wrong with the endpoint
+    STUCK = "stuck"  # the log cannot be read there; nothing is wrong with the endpoint, and a person must act
     UNFINISHED = "unfinished"  # the time budget ran out; nothing failed
 
 
@@ -188,7 +189,8 @@ class Outcome:
     """The outcome of a piece of work for one subscription.
 
     Of a span: each matched event up to `reached` was accepted, is in `parked`, or is counted in `expired`. Events after
-    it count as not done, though some of them may have been accepted.
+    it count as not done, though some of them may have been accepted. Of work that is done, `reason` is why the
+    subscription does not go on elsewhere.
     """
 
     subscription: str

@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from evermark.delivery.base import BEGINNING, BotView, Cursor, Fate, HeldKey, Outcome, SourcePartition, SubscriptionSpec
 
-_WORST_FIRST = (Fate.GONE, Fate.ENDPOINT_FAILED, Fate.FULL, Fate.UNFINISHED, Fate.DONE)
+_WORST_FIRST = (Fate.GONE, Fate.ENDPOINT_FAILED, Fate.FULL, Fate.STUCK, Fate.UNFINISHED, Fate.DONE)
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,9 @@ from evermark.delivery.decide.matching import needs_spark
 from evermark.delivery.run.matched_here import is_small
 from evermark.delivery.run.post import Posting, addresses_of, by_span, timed
 from evermark.delivery.work import Assignment, DeliveryOptions, Span, fold
-from evermark.errors import EvermarkError
+from evermark.errors import EngineError, EvermarkError
 from evermark.log.frames import addressed_frame
+from evermark.log.opened import require_readable
 from evermark.log.row_reader import ROW_ADDRESS, require_codes
 from evermark.spark.job import engine_error, run_tasks
 from evermark.spark.match import SUBSCRIPTION, matched
@@ -63,6 +64,15 @@ class SparkDeliverer(SparkReplays):
         ]
         if not mine:
             return fold(assignments, [])
+        try:
+            return self._delivered(assignments, mine, options)
+        except (EngineError, FileNotFoundError):
+            require_readable({path: None for one in mine for path in one.span.paths})  # Spark's words name no remedy
+            raise
+
+    def _delivered(
+        self, assignments: Sequence[Assignment], mine: Sequence[Assignment], options: DeliveryOptions
+    ) -> list[Outcome]:
         # A lane has tried the few: what it leaves to Spark it was in doubt about.
         if any(one.spec.where for one in mine) and (is_small(mine) or any(needs_spark(one.spec) for one in mine)):
             return self._matched_by_spark(assignments, mine, options)

@@ -15,7 +15,7 @@ from evermark.delivery.base import Cursor, Fate, Outcome, SourcePartition, Subsc
 from evermark.delivery.run.matched_here import ROWS_MAX
 from evermark.delivery.webhook.signing import new_secret
 from evermark.delivery.work import Assignment, DeliveryOptions, Span
-from evermark.errors import EngineError
+from evermark.errors import EngineError, FormatError
 from evermark.event import taken_batch
 from evermark.log.write import BatchWriter
 from evermark.runtime import Threads
@@ -119,6 +119,9 @@ def test_an_error_of_spark_is_that_of_its_own_subscriptions(tmp_path: Path, rece
     assert len(receiver.records) == 2
     with pytest.raises(EngineError, match="no job today"):
         tasks(driver, box).deliver(mine[1:], DeliveryOptions())
+    driver.error = FormatError("the file x is missing", hint="put it back")
+    _, left = tasks(driver, box).deliver(mine, DeliveryOptions())
+    assert (left.fate, left.reason) == (Fate.STUCK, "the file x is missing; put it back")
 
 
 @pytest.mark.parametrize(

@@ -36,11 +36,16 @@ from evermark.delivery.base import (
 from evermark.delivery.decide import retry
 from evermark.delivery.decide.retry import LIMITS, EndpointLimits
 from evermark.delivery.work import both
-from evermark.errors import ConflictError
+from evermark.errors import ConflictError, EvermarkError, Kind
 
 Jitter = Callable[[], float]
 
 REASON_CHARS_MAX = 500
+
+
+def is_stuck(error: EvermarkError) -> bool:
+    """Whether a reader cannot go on until somebody mends the log; readers elsewhere in it can."""
+    return error.kind is Kind.FORMAT
 
 
 @dataclass(frozen=True)
@@ -164,6 +169,8 @@ def after_outcome(
         return Step(record, passes=False)
     if outcome.fate is Fate.ENDPOINT_FAILED:
         return Step(subscription_after_failure(record, outcome, now, jitter(), limits), passes=False)
+    if outcome.fate is Fate.STUCK:
+        return Step(replace(out_of_group(record, reason), reason=reason), passes=False)
     if outcome.fate is Fate.FULL:
         return Step(_full(record, reason or "no more may be parked", outcome, now, jitter), passes=False)
     return Step(out_of_group(record, reason or "slower than the live group"), passes=False)
@@ -312,6 +319,8 @@ def _after_done(record: SubscriptionRecord, outcome: Outcome, parked_now: int, n
             after = clean(replace(record, state=SubscriptionState.BEHIND))
     elif answered and record.state in (SubscriptionState.LIVE, SubscriptionState.BEHIND):
         after = clean(record)
+        if outcome.reason:
+            after = replace(after, reason=shortened(outcome.reason))
     ordered = tuple(sorted(outcome.parked, key=lambda e: (e.place, e.batch, e.position)))
     return Step(after, passes=True, parked=ordered, expired=outcome.expired)
 

@@ -5,21 +5,23 @@ outside the group. It moves them even when no new event comes.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from functools import partial
 
 from evermark import failpoint
 from evermark.delivery.base import BEGINNING, Cursor, CursorVector, Fate, Outcome, SourcePartition, Subscription
 from evermark.delivery.bots.views import BotViews
 from evermark.delivery.decide.backlog import SPAN_ROWS_MAX, batches, distance, expired_to, level_with, next_span
 from evermark.delivery.decide.expiry import expires_before
-from evermark.delivery.decide.group import is_due, is_stopped
+from evermark.delivery.decide.group import is_due, is_stopped, is_stuck, shortened
 from evermark.delivery.decide.retry import ENDPOINT_BACKOFF_S_MAX
 from evermark.delivery.decide.turns import TURN_S, TurnClass
 from evermark.delivery.ports import DeliveryStore, LogView
 from evermark.delivery.run.live import GRACE_S, LiveGroup, may_take_s, stages
 from evermark.delivery.work import Assignment, Deliverer, DeliveryOptions, Span
-from evermark.errors import ConflictError, EvermarkError, StaleError
+from evermark.errors import ConflictError, EvermarkError, FormatError, StaleError
 from evermark.progress import Progress
 
 # A fresh batch is left to its hand-over for this long before the follower takes it for the group.
@@ -39,6 +41,11 @@ GROUP_BUDGET_S_MAX = 300.0
 LATE_BUDGET_S = 1.0
 # A subscription that failed last time is asked with a few events, however many wait: most often it fails once more.
 PROBE_ROWS_MAX = 100
+# A file of the log that is missing or damaged stays so until a person acts. Reading there is tried again after this; a
+# reader that has nothing else to read is looked at more often, for what comes elsewhere.
+STUCK_REST = timedelta(seconds=10)
+STUCK_LOOK = timedelta(seconds=1)
+_GROUP = -1  # no subscription has this generation
 
 
 # Begins a task that does this work.
@@ -71,6 +78,8 @@ class Follower:
     on_delivered: Callable[[SourcePartition, list[Outcome]], None] = lambda _place, _outcomes: None
     bot_views: BotViews | None = None  # needed where there are bots
     limits: FollowLimits = FollowLimits()
+    # Told when a subscription, or the group (None), cannot go on in a partition: the log cannot be read there.
+    on_stuck: Callable[[SourcePartition, str | None, EvermarkError], None] = lambda *_: None
     # By partition, in which turn the group was caught up there last.
     _caught_up: dict[SourcePartition, int] = field(default_factory=dict, init=False)
     # By generation: how long the last span took and when, and how long the next span may take.
@@ -85,6 +94,12 @@ class Follower:
     # By generation, subscriptions that fail and have no room to park: not tried by the follower before this time;
     # retries of parked deliveries probe them meanwhile.
     _full: dict[int, datetime] = field(default_factory=dict, init=False)
+    # By generation and partition, readers for which the log cannot be read: not tried there before this time, and why.
+    _stuck: dict[tuple[int, SourcePartition], tuple[datetime, str]] = field(default_factory=dict, init=False)
+    _stuck_all: dict[int, datetime] = field(default_factory=dict, init=False)  # that have nothing to read elsewhere
+    # So many rows at a time, until they stand right before what cannot be read: half as many after a failure, twice as
+    # many after a success.
+    _narrow: dict[tuple[int, SourcePartition], int] = field(default_factory=dict, init=False)
 
     def catch_up_group(self, wait_s: float = 0.0, begin: Begin | None = None) -> bool:
         """Deliver one span of batches that hand-overs left, or begin to; True when there was any. Waits at most so long
@@ -100,7 +115,7 @@ class Follower:
             # Where the group was caught up longest ago: a partition that always has something new holds up no other.
             heads = sorted(self.log.heads().items(), key=lambda one: (self._caught_up.get(one[0], 0), one[0]))
             for place, (head, moved_at) in heads:
-                if place in beside:
+                if place in beside or self._is_stuck(_GROUP, place):
                     continue
                 begun = cursors.get(place)
                 if begun is None:
@@ -114,16 +129,59 @@ class Follower:
                     self._caught_up[place] = max(self._caught_up.values(), default=0) + 1
                     # As long as a slow receiver needs; a member that needs longer is served beside the group.
                     budget_s = max(FOLLOW_BUDGET_S, min(GROUP_BUDGET_S_MAX, span.rows / GROUP_ROWS_PER_S_MIN))
-                    if begin is None or not takes_long:
-                        return self.live.work(span, group, budget_s=budget_s)
-                    begin(f"group {place}", self.live.begin_beside(span, group, budget_s=budget_s))
+                    try:
+                        if begin is None or not takes_long:
+                            moved = self.live.work(span, group, budget_s=budget_s)
+                            self._widen(_GROUP, place)
+                            return moved
+                        work = self.live.begin_beside(span, group, budget_s=budget_s)
+                    except EvermarkError as error:
+                        self._require_stuck(error, span)
+                        continue  # the group goes on in the other partitions
+                    begin(f"group {place}", partial(self._unless_stuck, work, span))
                     return True
             return False
+
+    def _unless_stuck(self, work: Callable[[], None], span: Span) -> None:
+        try:
+            work()
+        except EvermarkError as error:
+            self._require_stuck(error, span)
+        else:
+            self._widen(_GROUP, span.place)
+
+    def _require_stuck(self, error: EvermarkError, span: Span) -> None:
+        """Note that the group cannot go on here; any other trouble is raised."""
+        if not is_stuck(error):
+            raise error
+        if not self._narrowed(_GROUP, span):
+            self._stuck[_GROUP, span.place] = self.clock() + STUCK_REST, error.message
+            self.on_stuck(span.place, None, error)
+
+    def _narrowed(self, generation: int, span: Span) -> bool:
+        """Whether a part of the span may be read, though not all of it: the next span is shorter."""
+        limit = self._narrow.get((generation, span.place), span.rows)
+        if len(span.paths) <= 1 or limit <= 1:
+            return False
+        self._narrow[generation, span.place] = max(1, min(limit, span.rows) // 2)
+        return True
+
+    def _widen(self, generation: int, place: SourcePartition) -> None:
+        limit = self._narrow.pop((generation, place), None)
+        if limit is not None and limit < self.limits.span_rows_max:
+            self._narrow[generation, place] = 2 * limit
+
+    def _is_stuck(self, generation: int, place: SourcePartition) -> bool:
+        if not self._stuck:
+            return False  # the usual case
+        found = self._stuck.get((generation, place))
+        return found is not None and found[0] > self.clock()
 
     def due(self) -> list[Subscription]:
         """Subscriptions outside the group whose time has come. A suspended subscription is still probed, seldom."""
         now = self.clock()
         due = [s for s in self.store.outside().values() if is_due(s, now)]
+        due = [s for s in due if self._stuck_all.get(s.generation, now) <= now]
         return [s for s in due if not s.failures or self._full.get(s.generation, now) <= now]
 
     def turn_class(self, subscription: Subscription) -> TurnClass:
@@ -167,10 +225,13 @@ class Follower:
             rows_max = PROBE_ROWS_MAX if subscription.failures else most
             # The group waits only for a receiver whose last delivery went well, and quickly: no other may hold it up.
             span = self._next_span(subscription, mine, _without(heads, under_way), rows_max)
-            if span is None and under_way:
+            stuck = any(self._is_stuck(subscription.generation, place) for place in heads)
+            if span is None and stuck:
+                self._stuck_all[subscription.generation] = self.clock() + STUCK_LOOK
+            if span is None and (under_way or stuck):
                 continue
             is_near = (
-                not under_way
+                not (under_way or stuck)
                 and quick
                 and pace_s is not None
                 and distance(mine, heads) <= self.limits.join_distance_max
@@ -212,7 +273,7 @@ class Follower:
             begun = mine.get(place)
             if begun is not None and begun.batch < head:
                 to = expired_to(place, begun.batch, head, self.log.files(place.source), before)
-                if (span := self._span(place, begun, to)) is not None:
+                if (span := self._span(place, begun, to, generation=subscription.generation)) is not None:
                     return span
         return None
 
@@ -287,9 +348,12 @@ class Follower:
             began = self.clock()
             progress.alive(may_take_s(sum(span.rows for _, span in away), assignments, budget_s))
             outcomes = self.deliverer.deliver(assignments, options)
-        except EvermarkError:
+        except EvermarkError as error:
             if len(away) > 1:
                 return self._one_by_one(away, progress, budget_s=budget_s, grace_s=grace_s)
+            if is_stuck(error):
+                self._note_stuck(*away[0], error)
+                return set()
             self._alone.add(away[0][0].generation)
             raise
         self._alone.difference_update(one.generation for one, _ in away)
@@ -298,6 +362,9 @@ class Follower:
         done: set[str] = set()
         void: list[ConflictError] = []
         for (subscription, span), outcome in zip(away, outcomes, strict=True):
+            if outcome.fate is Fate.STUCK:  # by a part of the deliverer that could not stop the others
+                self._note_stuck(subscription, span, FormatError(outcome.reason))
+                continue
             self._learn(subscription, span, outcome, took_s if outcome.took_s is None else outcome.took_s, budget_s)
             progress.alive()
             try:
@@ -343,10 +410,28 @@ class Follower:
             raise problem
         return done
 
+    def _note_stuck(self, subscription: Subscription, span: Span, error: EvermarkError) -> None:
+        """Its reason says why it does not go on in this partition; it does in the others."""
+        name, place, generation = subscription.name, span.place, subscription.generation
+        if self._narrowed(generation, span):
+            return
+        reason = "; ".join(filter(None, (error.message, error.hint)))
+        self._stuck[generation, place] = self.clock() + STUCK_REST, reason
+        self.on_stuck(place, name, error)
+        outcome = Outcome(name, Fate.STUCK, reason=reason)
+        if subscription.reason != shortened(outcome.reason):
+            with suppress(ConflictError):  # removed or made anew meanwhile
+                settle, now, done = self.store.settle_subscription, self.clock(), Cursor(span.to)
+                settle(name, place, span.begun, done, outcome, now, self.epoch, generation=generation)
+
     def _settle(self, subscription: Subscription, span: Span, outcome: Outcome) -> None:
         name, generation, begun = subscription.name, subscription.generation, span.begun
         settle, epoch = self.store.settle_subscription, self.epoch
-        for done, part in stages(span, outcome):
+        self._stuck.pop((generation, span.place), None)
+        self._widen(generation, span.place)
+        elsewhere = next((why for (number, _), (_, why) in list(self._stuck.items()) if number == generation), "")
+        for done, stage in stages(span, outcome):
+            part = replace(stage, reason=elsewhere) if elsewhere and stage.fate is Fate.DONE else stage
             if not settle(name, span.place, begun, done, part, self.clock(), epoch, generation=generation):
                 return  # its cursor stays where it was: nothing after that can be settled
             begun = done
@@ -379,18 +464,23 @@ class Follower:
         """The next span of a partition in which the reader lacks a batch. Partitions take turns: a partition that
         always has more than the receiver can take holds up no other.
         """
-        places = sorted(heads)
+        places = [place for place in sorted(heads) if not self._is_stuck(subscription.generation, place)]
         # An owner that has just begun does not know which partition was last. Its epoch, one more than that of the
         # owner before it, chooses: else owners of short lives would all begin with the same partition.
         last = self._served.get(subscription.generation) or (places[self.epoch % len(places)] if places else None)
         places.sort(key=lambda place: (last is not None and place <= last, place))
-        spans = (self._span(place, mine.get(place, BEGINNING), heads[place], rows_max) for place in places)
+        number = subscription.generation
+        spans = (self._span(place, mine.get(place, BEGINNING), heads[place], rows_max, number) for place in places)
         return next(filter(None, spans), None)
 
-    def _span(self, place: SourcePartition, begun: Cursor, head: int, rows_max: int | None = None) -> Span | None:
+    def _span(
+        self, place: SourcePartition, begun: Cursor, head: int, rows_max: int | None = None, generation: int = _GROUP
+    ) -> Span | None:
         if begun.batch >= head:
             return None  # without a batch to read the files are not asked for
-        return next_span(place, begun, head, self.log.files(place.source), rows_max or self.limits.span_rows_max)
+        most = rows_max or self.limits.span_rows_max
+        most = min(most, self._narrow.get((generation, place), most))
+        return next_span(place, begun, head, self.log.files(place.source), most)
 
 
 def _without(heads: Mapping[SourcePartition, int], places: Collection[SourcePartition]) -> dict[SourcePartition, int]:

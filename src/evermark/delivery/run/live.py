@@ -24,7 +24,7 @@ from evermark.delivery.decide.expiry import expires_before
 from evermark.delivery.ports import DeliveryStore
 from evermark.delivery.run.matched_here import ROWS_MAX
 from evermark.delivery.work import Assignment, Deliverer, DeliveryOptions, Span
-from evermark.errors import ConflictError
+from evermark.errors import ConflictError, FormatError
 from evermark.progress import PATIENT_S, Progress
 from evermark.runtime import Lock
 
@@ -233,7 +233,10 @@ def with_bots(assignments: Sequence[Assignment], bot_views: BotViews | None) -> 
     bots = [assignment.spec for assignment in assignments if assignment.spec.bot is not None]
     if not bots or bot_views is None:
         return list(assignments), []
-    views = bot_views.views(bots, assignments[0].span, quick=True)
+    try:
+        views = bot_views.views(bots, assignments[0].span, quick=True)
+    except FormatError:
+        views = {}  # their own affair: memberships may stand where the log cannot be read, and the group does not
     missing = {spec.name for spec in bots} - views.keys()
     ready = [replace(one, bot=views.get(one.spec.name)) for one in assignments if one.spec.name not in missing]
     return ready, [Outcome(name, Fate.UNFINISHED, reason=LOOKED_UP) for name in sorted(missing)]

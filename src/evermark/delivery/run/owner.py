@@ -102,6 +102,11 @@ class DeliveryNews(ReplayNews, Protocol):
 
     def by_follower(self, place: SourcePartition, outcomes: Sequence[Outcome]) -> None: ...
 
+    def stuck(self, place: SourcePartition, subscription: str | None, error: EvermarkError) -> None:
+        """A subscription, or the live group (None), cannot go on there: the log cannot be read. Told again while it
+        lasts; what is said by `by_group` or `by_follower` of the same place ends it.
+        """
+
     def by_queue(self, tried: Sequence[Tried]) -> None: ...
 
     def by_asker(self, asked: Sequence[tuple[KeyWanted, Answer]]) -> None: ...
@@ -222,7 +227,9 @@ class DeliveryOwner:
         bot_views = BotViews(store.bots, log.files, epoch, works.memberships, lock=lock(), limits=limits.bot_views)
         live = LiveGroup(store, deliverer, epoch, now, news.by_group, bot_views, lock(), limits.handover)
         live.progress = held.progress_beside()
-        follower = Follower(store, log, live, deliverer, epoch, now, news.by_follower, bot_views, limits.follow)
+        follower = Follower(
+            store, log, live, deliverer, epoch, now, news.by_follower, bot_views, limits.follow, news.stuck
+        )
         self._failed = []
         ended = runtime.wake()
         over = self._ends = (ended, self._stopping, held.lost)
@@ -316,7 +323,8 @@ class DeliveryOwner:
 
     def _register(self, epoch: int) -> None:
         works, specs = self.works, self.works.specs()
-        mine, taken = registration.free_names(specs, works.store.subscriptions())
+        known = works.store.subscriptions()
+        mine, taken = registration.free_names(specs, known)
         for name in taken:
             self._log.error(
                 "a subscription of the file is left out: its name was taken at run time",
@@ -324,7 +332,9 @@ class DeliveryOwner:
                 hint=f"rename it in the file, or run: evermark subscription remove {name}",
             )
         places = works.log.heads()
-        starts = {spec.name: registration.start_vector(spec.start, places, works.batch_at) for spec in specs}
+        # Of new ones alone: where a time stands in the log is read from its files, and some of them may be missing.
+        new = [spec for spec in specs if spec.name not in known]
+        starts = {spec.name: registration.start_vector(spec.start, places, works.batch_at) for spec in new}
         begun: dict[str, CursorVector] = {name: start for name, start in starts.items() if start is not None}
         works.store.register(mine, MadeBy.FILE, begun, epoch)
 

@@ -335,7 +335,24 @@ class DeliveryContract(OwnedStore):
             store.settle_subscription("a", P0, Cursor(0), Cursor(2), done("a", event(9)), T0, epoch)
         assert store.parked.counts() == {"a": {"waiting": 1, "dead": 0}}
 
-    @pytest.mark.parametrize("fate", [Fate.ENDPOINT_FAILED, Fate.GONE, Fate.FULL, Fate.UNFINISHED])
+    def test_one_for_which_the_log_cannot_be_read_says_so_until_it_goes_on(
+        self, store: DeliveryStore, epoch: int
+    ) -> None:
+        """It stays behind, without a failure and without a wait; one answer ends it. A member leaves, and says why."""
+        begin(store, epoch, "a", "b")
+        stuck = Outcome("a", Fate.STUCK, reason="the file x is missing")
+        store.settle_group(GroupWork(P0, Cursor(0), Cursor(1), frozenset("ab")), [stuck, done("b")], T0, epoch)
+        found = store.subscriptions()["a"]
+        assert (found.state, found.reason, found.failures) == ("behind", "the file x is missing", 0)
+        store.settle_subscription("a", P0, Cursor(0), Cursor(1), replace(stuck, reason="so is y"), T0, epoch)
+        found = store.subscriptions()["a"]
+        assert (found.state, found.reason, found.failures, found.next_attempt_at) == ("behind", "so is y", 0, None)
+        store.settle_subscription("a", P1, Cursor(0), Cursor(1), replace(done("a"), reason="so is y"), T0, epoch)
+        assert store.subscriptions()["a"].reason == "so is y", "it goes on elsewhere"
+        store.settle_subscription("a", P0, Cursor(0), Cursor(1), done("a"), T0, epoch)
+        assert store.subscriptions()["a"].reason == ""
+
+    @pytest.mark.parametrize("fate", [fate for fate in Fate if fate is not Fate.DONE])
     def test_no_other_fate_moves_or_parks(self, store: DeliveryStore, epoch: int, fate: Fate) -> None:
         """Nothing but done passes an event."""
         begin(store, epoch, "a")

@@ -63,7 +63,15 @@ class Scene:
         self.on_report()
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("standby", "owned", "delivering", "released", "handed_over", "replaying") or name.startswith("by_"):
+        if name in (
+            "standby",
+            "owned",
+            "delivering",
+            "released",
+            "handed_over",
+            "replaying",
+            "stuck",
+        ) or name.startswith("by_"):
             return lambda *_: None
         raise AttributeError(name)
 
