@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
+from collections.abc import Collection
 from typing import Annotated, Any
 
 import typer
 
 from evermark.app.build import Deployment
+from evermark.app.member import left_by_all
 from evermark.cli.console import noun, say, show, warn
 from evermark.cli.deployment import opened
 from evermark.cli.options import DEFAULT_CONFIG, ConfigOption, JsonOption
@@ -19,6 +21,8 @@ from evermark.errors import BusyError, ConfigError, NotFoundError, UnreachableEr
 app = noun("Running Evermark processes.")
 _POLL_S = 0.2
 _WAIT_S = 120.0
+_SAID_MAX = 20  # leases that a message names
+_UNTAKEN_HINT = "`evermark instance list` says who has what; the log of the one that is to take it says why it does not"
 
 
 @app.command("list")
@@ -45,11 +49,10 @@ def drain_instance(
         members = _members(deployment)
         living = {name: member for name, member in members.all().items() if member.lives}
         name = _meant(sorted(living), instance)
-        if all(member.draining for other, member in living.items() if other != name):
-            warn("no other instance takes the work: nothing is read and delivered until one does")
         members.drain(name)
-        _wait_drained(deployment.leases, name)
-    say(f"{name} has handed over everything; stop it when you like, a new start takes its share again")
+        taken = _wait_drained(deployment.leases, members, name, living[name].leases)
+    done = "handed over everything" if taken else "let go of everything"
+    say(f"{name} has {done}; stop it when you like, a new start takes its share again")
 
 
 def _members(deployment: Deployment) -> Members:
@@ -67,22 +70,44 @@ def _meant(living: list[str], asked: str | None) -> str:
     return asked
 
 
-def _wait_drained(leases: LeaseStore, name: str) -> None:
+def _wait_drained(leases: LeaseStore, members: Members, name: str, able: Collection[str]) -> bool:
+    """Until it holds nothing, and others hold what it held; whether they do. Warns, once, of work that nobody takes.
+
+    The others are looked at again and again: one that was to take the work may be drained, too, or end.
+    """
     deadline = time.monotonic() + _WAIT_S
-    while left := _left(leases, name, deadline):
+    held, given, warned = frozenset[str](), set[str](), False
+    while True:
+        rows = _rows(leases, deadline)
+        before, held = held, frozenset(row.name for row in _held(rows).get(name, ()))
+        given |= before - held
+        left = left_by_all({*able, *held, *given}, members.all())
+        if left and not warned:
+            warned = True
+            warn(_left_said(left, {*able, *held, *given}))
+        given = {lease for lease in given - held - left if (row := rows.get(lease)) is None or not row.held}
+        if not held and not given:
+            return not warned
         if time.monotonic() > deadline:
+            trouble = f"{name} has not handed over" if held else "no other instance has taken"
             raise BusyError(
-                f"{name} has not handed over {', '.join(left)} within {_WAIT_S:g} s",
-                hint="it goes on handing over; its log says what it waits for",
+                f"{trouble} {', '.join(sorted(held or given)[:_SAID_MAX])} within {_WAIT_S:g} s",
+                hint="it goes on handing over; its log says what it waits for" if held else _UNTAKEN_HINT,
             )
         time.sleep(_POLL_S)
 
 
-def _left(leases: LeaseStore, name: str, deadline: float) -> list[str]:
-    """What it still holds. A store of leases that does not answer in time is asked again: the order was given."""
+def _left_said(left: Collection[str], work: Collection[str]) -> str:
+    if len(left) == len(work):
+        return "no other instance takes the work: nothing is read and delivered until one does"
+    return f"no other instance takes {', '.join(sorted(left)[:_SAID_MAX])}: that is not done until one does"
+
+
+def _rows(leases: LeaseStore, deadline: float) -> dict[str, LeaseRow]:
+    """A store of leases that does not answer in time is asked again: the order was given."""
     while True:
         try:
-            return sorted(row.name for row in _held(leases.rows()).get(name, ()))
+            return leases.rows()
         except UnreachableError:
             if time.monotonic() > deadline:
                 raise
