@@ -291,6 +291,26 @@ def test_doctor_looks_at_the_checkpoint_too(file: Path, pg_dsn: str, tmp_path: P
         deployment.close()
 
 
+def test_doctor_says_what_of_the_outbox_is_missing_and_install_makes_it(
+    file: Path, pg_dsn: str, tmp_path: Path
+) -> None:
+    """GIVEN a state, and no outbox, an empty schema, or an outbox without one of its tables WHEN asked THEN what is
+    missing is said in our words, with the command that makes it; and it does."""
+    file.write_text(FILE + f'data: {tmp_path / "data"}\nstate: {{dsn: "${{PG_DSN}}"}}\n')
+    open_deployment(load(file)).close()
+    assert "is not installed: there is no schema pgstream" in told(file, 3)["resume"]["found"]
+    with psycopg.connect(pg_dsn, autocommit=True) as conn:
+        for broken, missing in (("create schema pgstream", "meta"), ("drop table pgstream.readers", "readers")):
+            conn.execute(broken.encode())
+            found = told(file, 3)
+            for check in ("outbox", "resume"):
+                assert f"pgstream.{missing}" in found[check]["found"] and "install" in found[check]["mend"]
+            assert not [each for each in found.values() if "does not exist" in each["found"]]
+            assert "unseen" not in found, "no right is missing"
+            assert invoke("source", "install", "-c", file).exit_code == 0
+            told(file, 0)
+
+
 def test_doctor_goes_on_when_state_does_not_answer(file: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """GIVEN a state that is away WHEN asked THEN that is wrong, and the source is examined all the same."""
     monkeypatch.setenv("STATE", "postgresql://u:pw-do-not-show@127.0.0.1:1/db")

@@ -16,6 +16,14 @@ _PUBLISHED = (
     *("id", "created_at", "stream_id", "stream", "op", "key", "payload", "before", "schema_version", "previous_key"),
 )
 _NAMED_MAX = 5
+# Asked of the catalogs: for a role that may not use the schema, too.
+_LACKING = """
+select name from unnest(array['meta', 'streams', 'readers', 'events', 'publication_fingerprint()']) name
+where not exists (select from pg_class c join pg_namespace n on n.oid = c.relnamespace
+                  where n.nspname = %s and c.relname = name)
+and not exists (select from pg_proc p join pg_namespace n on n.oid = p.pronamespace
+                where n.nspname = %s and p.proname || '()' = name)
+"""
 # Partitions of captured tables that lack a trigger of their own for `truncate`: Postgres clones only row triggers.
 # As unwatched_partitions() in sql/03_watch.sql, for a role that may not call it. Reads catalogs only, takes no lock.
 UNWATCHED = """
@@ -58,6 +66,12 @@ def filled(text: str, target: PostgresTarget, *, role: str = "evermark") -> str:
 def schema_there(link: Link, target: PostgresTarget) -> bool:
     found = link.row("select 1 from pg_namespace where nspname = %s", (target.schema,), doing="looking for the schema")
     return found is not None
+
+
+def lacking(link: Link, target: PostgresTarget) -> tuple[str, ...]:
+    """What every outbox has, and the schema that is to be one has not."""
+    rows = link.rows(_LACKING, (target.schema, target.schema), doing="looking for the outbox")
+    return tuple(f"{target.schema}.{name}" for (name,) in rows)
 
 
 def installed_version(link: Link, target: PostgresTarget) -> int | None:

@@ -11,7 +11,7 @@ from evermark.sources.base import Warned
 from evermark.sources.postgres.connect import Link
 from evermark.sources.postgres.failures import GRANT_HINT, INSTALL_HINT, RECOVER_HINT, where
 from evermark.sources.postgres.lsn import Incarnation, Position, lsn_text
-from evermark.sources.postgres.outbox import SCHEMA_VERSION, SCHEMA_VERSION_READ, filled
+from evermark.sources.postgres.outbox import SCHEMA_VERSION, SCHEMA_VERSION_READ, filled, lacking, schema_there
 from evermark.sources.postgres.slots import SLOT_COLUMNS, Slot
 from evermark.sources.postgres.target import PostgresTarget
 
@@ -68,7 +68,7 @@ def look(link: Link, target: PostgresTarget) -> Survey:
     try:
         found = link.one(filled(_QUERY, target), doing="looking at the slot")
     except SetupError as error:
-        raise not_logical(link) or error from error
+        raise not_logical(link) or _not_installed(link, target) or error from error
     system_id, walfile, replicates, *server = found[:12]
     slot = Slot(*found[12:]) if found[12] is not None else None
     # The timeline of the WAL file being written; the control file's would lag behind a promotion.
@@ -127,6 +127,17 @@ def not_logical(link: Link) -> SetupError | None:
     if level == "logical":
         return None
     return SetupError(f"wal_level at {where(link.dsn)} is {level!r}", hint=WAL_LEVEL_HINT)
+
+
+def _not_installed(link: Link, target: PostgresTarget) -> SetupError | None:
+    """Instead of the first name that the server did not find."""
+    if not schema_there(link, target):
+        said = f"the outbox at {where(link.dsn)} is not installed: there is no schema {target.schema}"
+        return SetupError(said, hint=INSTALL_HINT)
+    lacks = lacking(link, target)
+    if not lacks:
+        return None
+    return SetupError(f"the outbox at {where(link.dsn)} lacks {', '.join(lacks)}", hint=INSTALL_HINT)
 
 
 def outdated(version: int) -> dict[str, Warned]:

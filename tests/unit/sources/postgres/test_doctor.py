@@ -136,6 +136,7 @@ FINDINGS: list[tuple[str, Facts, str, Grade, str]] = [
     ("no today", with_days(today=False), "partitions", Grade.WARNING, "source maintain"),
     ("default rows", with_days(default_rows=3), "default_partition", Grade.WARNING, "events_default"),
     ("past", with_days(past=3, past_days=3), "retention", Grade.WARNING, "source maintain"),
+    ("part of it gone", with_outbox(lacks=("pgstream.readers",)), "outbox", Grade.WRONG, "evermark source install"),
     ("no partitions", with_outbox(partitions=None), "partitions", Grade.WRONG, "evermark source install"),
     ("unseen", replace(SOUND, unseen=("events: denied",)), "unseen", Grade.WARNING, "install --print"),
     (

@@ -101,9 +101,9 @@ def _obstacles(link: Link, target: PostgresTarget, tables: Sequence[TableChoice]
     yield from server_obstacles(link, target, made=schema_there(link, target), what="a schema and a publication")
     yield from _other_slots(link, target)
     yield from _shared_streams(tables)
-    installed = schema_there(link, target)
+    streams = link.row("select to_regclass(%s)", (f"{target.schema}.streams",), doing="looking for streams") != (None,)
     for table in tables:
-        obstacle = _uncapturable(link, target, table) or (_namesake(link, target, table) if installed else None)
+        obstacle = _uncapturable(link, target, table) or (_namesake(link, target, table) if streams else None)
         if obstacle is not None:
             yield obstacle
 

@@ -112,6 +112,7 @@ class OutboxFacts:
     partitions: PartitionFacts | None
     events: EventFacts | None
     unwatched: tuple[str, ...] = ()  # partitions of captured tables without a trigger for truncate
+    lacks: tuple[str, ...] = ()  # of its tables and functions
 
 
 @dataclass(frozen=True)
@@ -233,7 +234,9 @@ def _outbox(outbox: OutboxFacts, target: PostgresTarget, server: ServerFacts) ->
         yield wrong("rights", missing, "as the owner of the outbox: " + " ".join(outbox.missing_rights))
     else:
         yield ok("rights", f"role {server.role} has the rights it needs in schema {target.schema}")
-    if outbox.version is None:
+    if outbox.lacks:
+        yield wrong("outbox", f"schema {target.schema} is there, and lacks {', '.join(outbox.lacks)}", INSTALL_HINT)
+    elif outbox.version is None:
         yield wrong("outbox", f"schema {target.schema} is there, its version cannot be read", INSTALL_HINT)
     elif outbox.version < SCHEMA_VERSION_READ:
         yield wrong("outbox", f"version {outbox.version}, this program needs {SCHEMA_VERSION}", INSTALL_HINT)

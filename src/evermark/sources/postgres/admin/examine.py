@@ -8,7 +8,7 @@ from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 from typing import Any, TypeVar
 
-from evermark.errors import EvermarkError, UnreachableError
+from evermark.errors import EvermarkError, SetupError, UnreachableError
 from evermark.sources.kinds import Retained
 from evermark.sources.postgres.admin.doctor import (
     CapturedFacts,
@@ -23,7 +23,7 @@ from evermark.sources.postgres.admin.doctor import (
 from evermark.sources.postgres.connect import Link, connect
 from evermark.sources.postgres.failures import where
 from evermark.sources.postgres.lsn import Position, lsn_text
-from evermark.sources.postgres.outbox import UNWATCHED, filled, installed_version, schema_there
+from evermark.sources.postgres.outbox import UNWATCHED, filled, installed_version, lacking, schema_there
 from evermark.sources.postgres.slots import slot_named, spare_name, walsender
 from evermark.sources.postgres.target import PostgresTarget
 
@@ -199,11 +199,15 @@ class _Look:
         )
 
     def _seen(self, what: str, look: Callable[[], T]) -> T | None:
-        """What our role may not look at is noted; that the server went away is not an answer."""
+        """What our role may not look at is noted; that the server went away is not an answer. What is not there at all
+        is said once (`OutboxFacts.lacks`).
+        """
         try:
             return look()
         except UnreachableError:
             raise
+        except SetupError:
+            return None
         except EvermarkError as error:
             self._unseen.append(f"{what}: {error.message}")
             return None
@@ -238,7 +242,8 @@ class _Look:
         events = self._seen("events", lambda: self.events(rows)) if rows else None
         partitions = self._partitions(rows) if rows else None
         (unwatched,) = self._link.one(filled(UNWATCHED, self._target), doing="looking at partitions of captured tables")
-        return OutboxFacts(version, tuple(row[0] for row in rights), captured, partitions, events, tuple(unwatched))
+        missing_rights, lacks = tuple(row[0] for row in rights), lacking(self._link, self._target)
+        return OutboxFacts(version, missing_rights, captured, partitions, events, tuple(unwatched), lacks)
 
     def _captured(self) -> tuple[CapturedFacts, ...]:
         rows = self._link.rows(filled(_CAPTURED, self._target), doing="looking at captured tables")
