@@ -43,6 +43,7 @@ from evermark.errors import (
     of_kind,
 )
 from evermark.log.pieces import LogPiece
+from evermark.observe.finding import for_source
 from evermark.observe.health import HealthBoard
 from evermark.observe.logging import get_logger
 from evermark.observe.metrics import Metrics
@@ -205,7 +206,8 @@ class Pipeline:
             elif action_after(error, 1) is Action.RETRY:
                 self._log.warning("the source cannot be read yet; it is tried until it can", source=name, error=error)
             else:
-                raise of_kind(error.kind, f"sources.{name}: {error.message}", error.hint) from error
+                hint = for_source(error.hint, name) if len(names) > 1 else error.hint
+                raise of_kind(error.kind, f"sources.{name}: {error.message}", hint) from error
 
     def _run_with_spark(self, deployment: Deployment, first: _Starting) -> None:
         """Run on one Spark after another until told to stop: a JVM that dies takes nothing with it that matters."""

@@ -36,20 +36,22 @@ def check(
     With --connect also: whether each database answers, wal_level, the rights of the role, tables, slot, publication.
     Changes nothing. The exit code is 3 if something is wrong, and 0 if all is well or there are only warnings.
     """
-    show_findings(_found(config, connect=connect), as_json=as_json)
+    found, several = _found(config, connect=connect)
+    show_findings(found, several=several, as_json=as_json)
 
 
-def _found(path: Path, *, connect: bool) -> list[Found]:
+def _found(path: Path, *, connect: bool) -> tuple[list[Found], bool]:
+    """What was found, and whether the file has several sources."""
     try:
         found = config_at(path)
     except ConfigError as error:
         if not path.expanduser().exists():
             raise
         problems = error.each or (error,)
-        return [("", wrong("file", each.message, each.hint or f"correct it in {path}")) for each in problems]
+        return [("", wrong("file", each.message, each.hint or f"correct it in {path}")) for each in problems], False
     rows = [("", ok("file", f"{path}, every key and variable is understood"))]
     rows += [("", finding) for finding in checked(found)]
-    return rows + _connected(found) if connect else rows
+    return rows + _connected(found) if connect else rows, len(found.sources) > 1
 
 
 def _connected(config: Config) -> list[Found]:

@@ -13,7 +13,8 @@ from evermark.cluster import holding
 from evermark.cluster.base import Lease, LeaseRow, owner_epoch
 from evermark.cluster.fence import DELIVER_LEASE, is_of, source_lease
 from evermark.config import Config, load
-from evermark.errors import BusyError, ConfigError, NotFoundError
+from evermark.errors import BusyError, ConfigError, EvermarkError, NotFoundError
+from evermark.observe.finding import for_source
 from evermark.observe.logging import get_logger, set_up_logging
 from evermark.runtime import Threads
 
@@ -54,6 +55,17 @@ def known_source(names: Iterable[str], name: str | None) -> str:
             hint=f"there are {', '.join(known)}" if known else "add it under `sources:` in the file",
         )
     return name
+
+
+@contextmanager
+def hints_name(config: Config, name: str) -> Iterator[None]:
+    """What to run about an error of this source is said as it can be run."""
+    try:
+        yield
+    except EvermarkError as error:
+        if len(config.sources) > 1:
+            error.hint = for_source(error.hint, name)
+        raise
 
 
 @contextmanager

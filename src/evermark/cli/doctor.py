@@ -21,7 +21,7 @@ from evermark.cluster.kinds import open_leases
 from evermark.config import Config
 from evermark.errors import EvermarkError, SetupError
 from evermark.ingest.repair.postgres import Recoveries
-from evermark.observe.finding import Finding, Grade, ok, warning, worst, wrong
+from evermark.observe.finding import Finding, Grade, for_source, ok, warning, worst, wrong
 from evermark.observe.logging import without_secrets
 from evermark.sources.base import Source
 from evermark.sources.kinds import SourceState, kind_of
@@ -44,7 +44,7 @@ def doctor(
     found = config_at(config)
     all_wanted = name is None and found.sources
     names = sorted(found.sources) if all_wanted else [known_source(found.sources, name)]
-    show_findings(examined_all(found, names), as_json=as_json)
+    show_findings(examined_all(found, names), several=len(found.sources) > 1, as_json=as_json)
 
 
 def examined_all(config: Config, names: Iterable[str]) -> list[Found]:
@@ -121,15 +121,17 @@ def _judged_by_state(found: list[PartitionStatus], owner: str | None) -> Iterato
         yield warning("reader", "no instance reads it just now: events wait at the source", "evermark up")
 
 
-def show_findings(found: list[Found], *, as_json: bool) -> None:
-    """Show what was found; the exit code says whether something is wrong."""
+def show_findings(found: list[Found], *, several: bool, as_json: bool) -> None:
+    """Show what was found; the exit code says whether something is wrong. `several`: whether the file has several
+    sources, so that commands have to name theirs.
+    """
     rows = [
         {
             "source": source or None,
             "check": finding.check,
             "grade": str(finding.grade),
             "found": without_secrets(finding.found),
-            "mend": without_secrets(finding.mend) or None,
+            "mend": without_secrets(for_source(finding.mend, source) if several else finding.mend) or None,
         }
         for source, finding in found
     ]

@@ -19,6 +19,7 @@ from evermark.cluster.fence import source_lease
 from evermark.errors import ConfigError, EvermarkError, GapError, NotFoundError
 from evermark.ingest.repair.base import Choice, Recovery
 from evermark.log.read import LogReader
+from evermark.observe.finding import for_source
 from evermark.sources.kinds import Installation, kind_of
 
 NameArgument = Annotated[
@@ -114,6 +115,9 @@ def _statuses(deployment: Deployment, name: str, partition: int | None) -> list[
         raise NotFoundError(f"{name} has no partition {partition}", hint=f"it has {list(source.partitions())}")
     checkpoints = partial(deployment.checkpoints.list, name)
     found = statuses(source, name, checkpoints, deployment.recoveries, deployment.log_folder(name))
+    for each in found:
+        if each.trouble is not None and len(deployment.config.sources) > 1:
+            each.trouble.hint = for_source(each.trouble.hint, name)
     return [each for each in found if partition is None or each.partition == partition]
 
 

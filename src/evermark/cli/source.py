@@ -11,7 +11,7 @@ from evermark.app.inspect import existing_state, may_have_state
 from evermark.checkpoints.kinds import open_checkpoints
 from evermark.cli.backfill import backfill
 from evermark.cli.console import confirm, noun, printable, say, seconds, show
-from evermark.cli.deployment import config_at, held_sources, known_source, opened
+from evermark.cli.deployment import config_at, held_sources, hints_name, known_source, opened
 from evermark.cli.options import DEFAULT_CONFIG, ConfigOption, JsonOption, YesOption
 from evermark.cli.recover import NameArgument, go_on, recover
 from evermark.config import Config
@@ -136,7 +136,7 @@ def uninstall(
             where = deployment.log_folder(chosen)
             say_of_it(
                 f"the log at {where} and the state remember what was taken, and stay."
-                " `evermark source install` goes on there; what changes until then is in no event."
+                f" `evermark source install {chosen}` goes on there; what changes until then is in no event."
             )
             say_of_it("to begin anew instead, give the source another name, or the deployment another `data` folder")
 
@@ -147,8 +147,10 @@ def maintain(name: NameArgument = None, config: ConfigOption = DEFAULT_CONFIG, a
 
     `evermark up` does it every hour. What waits is being written to, or not confirmed by every reader yet.
     """
-    chosen, installation = _installation(config_at(config), name)
-    created, dropped, waiting = installation.maintain()
+    found = config_at(config)
+    chosen, installation = _installation(found, name)
+    with hints_name(found, chosen):
+        created, dropped, waiting = installation.maintain()
     row = {"source": chosen, "created": created, "dropped": dropped, "waiting": waiting}
     show([row], tuple(row), as_json=as_json)
 

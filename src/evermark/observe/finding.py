@@ -41,7 +41,7 @@ def worst(findings: Iterable[Finding]) -> Grade:
     return max((finding.grade for finding in findings), key=order.index, default=Grade.OK)
 
 
-_OF_A_SOURCE = re.compile(r"evermark source (install|maintain|recover|backfill)(?! [\w\"'])")
+_OF_A_SOURCE = re.compile(r"evermark source (install|uninstall|maintain|recover|backfill)(?! [\w\"'])")
 
 
 def for_source(said: str, source: str) -> str:

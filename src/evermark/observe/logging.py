@@ -11,6 +11,7 @@ from typing import Any, TextIO, cast
 import structlog
 
 from evermark.errors import EvermarkError
+from evermark.observe.finding import for_source
 
 _HIDDEN = "***"
 _SECRET_KEY = re.compile(r"secret|password|passwd|token|dsn|authorization|signature", re.IGNORECASE)
@@ -42,7 +43,8 @@ def _unfold_errors(_logger: Any, _method: str, event: MutableMapping[str, Any]) 
     if isinstance(error, EvermarkError):
         event["error"], event["kind"] = error.message, str(error.kind)
         if error.hint:
-            event["hint"] = error.hint
+            about = event.get("source")
+            event["hint"] = for_source(error.hint, about) if isinstance(about, str) else error.hint
     elif isinstance(error, BaseException):
         event["error"] = f"{type(error).__name__}: {error}"
     return event

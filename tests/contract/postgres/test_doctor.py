@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -309,6 +310,24 @@ def test_doctor_says_what_of_the_outbox_is_missing_and_install_makes_it(
             assert "unseen" not in found, "no right is missing"
             assert invoke("source", "install", "-c", file).exit_code == 0
             told(file, 0)
+
+
+def test_what_is_to_be_run_names_the_source_where_there_are_several(file: Path, tmp_path: Path) -> None:
+    """GIVEN two sources, neither installed WHEN doctor, the check of the file, `source recover` and `source maintain`
+    say what to run THEN each command names its source: without a name it would be refused."""
+    second = '  other: {type: postgres, dsn: "${PG_DSN}", schema: other, tables: []}\n'
+    file.write_text(FILE + second + f'data: {tmp_path / "data"}\nstate: {{dsn: "${{PG_DSN}}"}}\n')
+    open_deployment(load(file)).close()
+    for command, code in (
+        (("doctor",), 3), (("doctor", "shop"), 3), (("config", "check", "--connect"), 0),
+        (("source", "recover", "shop"), 3), (("source", "maintain", "shop"), 1),
+    ):  # fmt: skip
+        result = invoke(*command, "-c", file)
+        assert result.exit_code == code, result.output
+        said = result.stderr.replace("`", "")
+        assert "evermark source install shop" in said
+        assert not re.search(r"evermark source (install|recover|maintain)(?! (shop|other))", said), said
+        assert ("evermark source install other" in said) == (command in {("doctor",), ("config", "check", "--connect")})
 
 
 def test_doctor_goes_on_when_state_does_not_answer(file: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

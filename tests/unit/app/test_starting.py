@@ -99,6 +99,16 @@ def test_what_only_a_person_can_change_ends_the_start(error: EvermarkError) -> N
     assert (ended.message, ended.hint) == (f"sources.wrong: {error.message}", error.hint)
 
 
+def test_the_command_that_is_to_be_run_names_the_source_where_there_are_several() -> None:
+    """GIVEN a source that is not installed, beside another WHEN it starts THEN the hint names it: without a name the
+    command is refused. Where there is one source alone, no name is needed."""
+    missing = SetupError("the outbox is not installed", hint="run `evermark source install` (or `--print` for a DBA)")
+    ended, _ = check(shop=Checked(missing), well=Checked())
+    assert ended is not None and ended.hint == "run `evermark source install shop` (or `--print` for a DBA)"
+    alone, _ = check(well=Checked(missing))
+    assert alone is not None and alone.hint == missing.hint
+
+
 def test_a_gap_is_said_and_repaired_later() -> None:
     """GIVEN a slot that was lost WHEN it starts THEN that is an error in the log, and no end."""
     ended, lines = check(lost=Checked(GapError("the slot is gone")))
