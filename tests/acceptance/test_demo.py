@@ -27,10 +27,10 @@ def test_the_demo_ends_with_nothing_lost(tmp_path: Path) -> None:
     )
     assert ran.returncode == 0, ran.stderr[-3000:]
     last = ran.stdout.strip().splitlines()[-1]
-    found = re.fullmatch(
-        r"ledger produced=(\d+) taken=(\d+) delivered=(\d+) duplicates_dropped=\d+ parked=\d+ lost=0", last
-    )
+    counts = r"produced=(\d+) taken=(\d+) overwritten=(\d+) delivered=(\d+)"
+    found = re.fullmatch(rf"ledger {counts} duplicates_dropped=\d+ parked=\d+ lost=0", last)
     assert found, last
-    produced, taken, delivered = (int(n) for n in found.groups())
-    assert produced == taken > 100
+    produced, taken, overwritten, delivered = (int(n) for n in found.groups())
+    assert produced == taken + overwritten > 100
+    assert overwritten < produced / 2, "of a lost slot's changes each order's newest is taken"
     assert delivered > 2 * produced

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import threading
 import time
-from datetime import datetime
 
 import psycopg
 
+from evermark.app.demo_book import Change
 from evermark.errors import EvermarkError
+from evermark.event import Op
 
 STREAM = "public.orders"
 _LOSE_S = 60.0
@@ -20,13 +22,15 @@ create table public.orders (
   customer text not null,
   total numeric(10, 2) not null,
   status text not null default 'new',
+  change bigint not null,  -- the number of the newest change of this order
   placed_at timestamptz not null default now()
 )
 """
 
 
 class Shop(threading.Thread):
-    """Places, changes and cancels orders at about this rate, in transactions of different sizes."""
+    """Places, changes and cancels orders at about this rate, in transactions of different sizes, and keeps a book of
+    what it committed, in that order."""
 
     def __init__(self, dsn: str, rate: float) -> None:
         super().__init__(name="shop", daemon=True)
@@ -34,6 +38,9 @@ class Shop(threading.Thread):
         self._rate = rate
         self._done = threading.Event()
         self._random = random.Random(2026)
+        self._numbers = itertools.count(1)
+        self._committing = threading.Lock()  # so that the book has the order of the commits
+        self.book: list[Change] = []
         self.error: Exception | None = None
 
     def run(self) -> None:
@@ -50,29 +57,52 @@ class Shop(threading.Thread):
         if self.ident:
             self.join()
 
+    def place(self, conn: psycopg.Connection[tuple[object, ...]], customer: str, total: float) -> Change:
+        """An order in the connection's transaction, which is not in the book before `commit`."""
+        number = next(self._numbers)
+        sql = "insert into public.orders (customer, total, change) values (%s, %s, %s) returning id"
+        row = conn.execute(sql, (customer, total, number)).fetchone()
+        if row is None:
+            raise EvermarkError("the shop's database took an order and gave it no number")
+        return Change(Op.INSERT, int(str(row[0])), number)
+
+    def commit(self, conn: psycopg.Connection[tuple[object, ...]], made: list[Change]) -> None:
+        with self._committing:
+            conn.commit()
+            self.book += made
+
     def _transaction(self, conn: psycopg.Connection[tuple[object, ...]]) -> int:
         size = self._random.choice((1, 1, 1, 2, 5, 20))
-        with conn.transaction(), conn.cursor() as cursor:
-            for _ in range(size):
-                draw = self._random.random()
-                if draw < 0.8:
-                    cursor.execute(
-                        "insert into public.orders (customer, total) values (%s, %s)",
-                        (f"customer {self._random.randrange(1000)}", round(self._random.uniform(1, 100), 2)),
-                    )
-                else:
-                    change = "delete from public.orders" if draw > 0.97 else "update public.orders set status = 'paid'"
-                    newest = "(select max(id) from public.orders)"
-                    cursor.execute(f"{change} where id = {newest} - %s", (self._random.randrange(50),))
+        made: list[Change] = []
+        for _ in range(size):
+            draw = self._random.random()
+            if draw < 0.8:
+                customer = f"customer {self._random.randrange(1000)}"
+                made.append(self.place(conn, customer, round(self._random.uniform(1, 100), 2)))
+            else:
+                made += self._alter(conn, Op.DELETE if draw > 0.97 else Op.UPDATE)
+        self.commit(conn, made)
         return size
 
+    def _alter(self, conn: psycopg.Connection[tuple[object, ...]], op: Op) -> list[Change]:
+        """One of the newest orders is paid or cancelled, unless it was cancelled before."""
+        number = next(self._numbers)
+        newest = "where id = (select max(id) from public.orders) - %s returning id"
+        back = self._random.randrange(50)
+        if op == Op.DELETE:
+            rows = conn.execute(f"delete from public.orders {newest}", (back,)).fetchall()
+        else:
+            pay = f"update public.orders set status = 'paid', change = %s {newest}"
+            rows = conn.execute(pay, (number, back)).fetchall()
+        return [Change(op, int(str(row[0])), number) for row in rows]
 
-def throw_slot_away(dsn: str, slot: str) -> None:
+
+def throw_slot_away(dsn: str, slot: str, shop: Shop) -> None:
     """What a full disk or a careful limit does: an open transaction holds the slot back, and its WAL is removed."""
     with psycopg.connect(dsn) as long, psycopg.connect(dsn, autocommit=True) as admin:
-        long.execute("insert into public.orders (customer, total) values ('slow', 99)")
+        made = shop.place(long, "slow", 99)
         remove_wal_of(admin, slot)
-        long.commit()
+        shop.commit(long, [made])
 
 
 def remove_wal_of(admin: psycopg.Connection[tuple[object, ...]], slot: str) -> None:
@@ -89,26 +119,3 @@ def remove_wal_of(admin: psycopg.Connection[tuple[object, ...]], slot: str) -> N
         admin.execute("checkpoint")
     admin.execute("alter system reset max_slot_wal_keep_size")
     admin.execute("select pg_reload_conf()")
-
-
-def ask_for_replay(dsn: str, share: float) -> tuple[datetime, datetime]:
-    """One UPDATE: the first `share` of all that happened so far, once more. Returns the window."""
-    with psycopg.connect(dsn) as conn:
-        row = conn.execute(
-            "select min(created_at), min(created_at) + (max(created_at) - min(created_at)) * %s"
-            " from pgstream.events where stream = %s and op <> 'control'",
-            (share, STREAM),
-        ).fetchone()
-        if row is None or row[0] is None:
-            raise EvermarkError("there is nothing to replay yet")
-        conn.execute(
-            "update pgstream.streams set replay_from_ts = %s, replay_to_ts = %s where name = %s", (*row, STREAM)
-        )
-        return row[0], row[1]
-
-
-def replay_is_done(dsn: str) -> bool:
-    """The request is cleared when all of it was delivered."""
-    with psycopg.connect(dsn) as conn:
-        row = conn.execute("select replay_from_ts from pgstream.streams where name = %s", (STREAM,)).fetchone()
-        return row == (None,)
