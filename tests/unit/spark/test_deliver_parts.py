@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -118,7 +121,7 @@ def test_which_subscriptions_are_cut() -> None:
 @pytest.mark.parametrize("in_doubt", [{"b"}, {"a", "b"}])
 @pytest.mark.parametrize("slack_s", [1.0, None])
 def test_nobody_is_sent_a_span_again_because_spark_failed_for_others(
-    monkeypatch: pytest.MonkeyPatch, in_doubt: set[str], slack_s: float | None
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, in_doubt: set[str], slack_s: float | None
 ) -> None:
     """GIVEN a task that could not match for some WHEN the job that matches for them fails THEN the others are done; it
     is an error only if there are no others. While the live group waits for it, that job has little time."""
@@ -133,7 +136,9 @@ def test_nobody_is_sent_a_span_again_because_spark_failed_for_others(
 
     monkeypatch.setattr(deliver, "run_tasks", run_tasks)
     monkeypatch.setattr(SparkDeliverer, "_matched_by_spark", by_spark)
-    span = Span(SourcePartition("shop", 0), BEGINNING, 1, ("file",), ROWS_MAX + 1)
+    file = tmp_path / "batch.parquet"  # there, so that it is not what the error is about
+    pq.write_table(pa.table({"position": [1]}), file)
+    span = Span(SourcePartition("shop", 0), BEGINNING, 1, (str(file),), ROWS_MAX + 1)
     mine = [Assignment(span, SubscriptionSpec(n, "https://example.org/in", where="data.t = 'a'")) for n in "ab"]
     deliverer = SparkDeliverer(cast("Any", SimpleNamespace(master="local[2]")), SecretBox(KeyRef("env", "KEY")))
     options = DeliveryOptions(budget_s=100.0, slack_s=slack_s)
