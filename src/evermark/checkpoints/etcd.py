@@ -12,7 +12,7 @@ from evermark.checkpoints.base import Checkpoint
 from evermark.checkpoints.kinds import CheckpointConfig
 from evermark.checkpoints.outside import OutsideCheckpoints, Stored
 from evermark.errors import FormatError
-from evermark.etcd.claim import Claim
+from evermark.etcd.claim import Claim, require_readable
 from evermark.etcd.client import EtcdClient, end_of, in_base64
 from evermark.state.connection import State
 from evermark.state.identity import identity_of
@@ -22,9 +22,18 @@ _PARTITIONS_MAX = 10_000
 
 
 def open_in_etcd(settings: CheckpointConfig, state: State) -> OutsideCheckpoints:
-    prefix = settings.etcd.prefix or f"/{state.schema}/checkpoints/"
-    client = EtcdClient(settings.etcd, "reliability.checkpoint.etcd")
+    client, prefix = _place(settings, state.schema)
     return OutsideCheckpoints(EtcdRows(client, prefix, Claim(client, prefix, lambda: identity_of(state))))
+
+
+def look(settings: CheckpointConfig, schema: str, is_new: bool) -> None:
+    client, prefix = _place(settings, schema)
+    require_readable(client, prefix, "reading checkpoints", is_new=is_new)
+
+
+def _place(settings: CheckpointConfig, schema: str) -> tuple[EtcdClient, str]:
+    prefix = settings.etcd.prefix or f"/{schema}/checkpoints/"
+    return EtcdClient(settings.etcd, "reliability.checkpoint.etcd"), prefix
 
 
 class EtcdRows:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated, Any, Self
@@ -22,18 +23,31 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Backend:
-    """`opener` is a function, as `module:name`, that makes a `CheckpointStore` of the settings and of State."""
+    """`opener` is a function, as `module:name`, that makes a `CheckpointStore` of the settings and of State.
+
+    `looker` is one that raises if the store cannot be read, given the settings and the schema of State; and, if it is
+    told that there is no State yet, if what is there belongs to another. It makes nothing.
+    """
 
     opener: str
     durable: bool = True  # whether checkpoints outlive the process that saved them, and other processes see them
-    outside: bool = False  # whether it is another server than that of State
+    looker: str = ""  # of a server that is another than that of State
     driver: str = ""  # the module it needs, which the extra of the backend's name installs
+
+    @property
+    def outside(self) -> bool:
+        """Whether it is another server than that of State."""
+        return bool(self.looker)
 
 
 BACKENDS = {
     "postgres": Backend("evermark.checkpoints.stores:open_in_state"),
-    "etcd": Backend("evermark.checkpoints.etcd:open_in_etcd", outside=True, driver="etcd3gw"),
-    "mongo": Backend("evermark.checkpoints.mongo:open_in_mongo", outside=True, driver="pymongo"),
+    "etcd": Backend(
+        "evermark.checkpoints.etcd:open_in_etcd", looker="evermark.checkpoints.etcd:look", driver="etcd3gw"
+    ),
+    "mongo": Backend(
+        "evermark.checkpoints.mongo:open_in_mongo", looker="evermark.checkpoints.mongo:look", driver="pymongo"
+    ),
     "memory": Backend("evermark.checkpoints.stores:open_in_memory", durable=False),
 }
 
@@ -91,12 +105,24 @@ def backend_of(settings: CheckpointConfig) -> Backend:
 
 def open_checkpoints(settings: CheckpointConfig, state: State) -> CheckpointStore:
     """The checkpoints of a deployment, read and saved through `state` where the backend keeps them there."""
+    store: CheckpointStore = _function(settings, backend_of(settings).opener)(settings, state)
+    return store
+
+
+def look_at_checkpoints(settings: CheckpointConfig, schema: str, *, is_new: bool) -> None:
+    """Raise if the store, which is another server than that of State, cannot be used. State is not asked: it may not be
+    there yet (`is_new`), or be away.
+    """
+    _function(settings, backend_of(settings).looker)(settings, schema, is_new)
+
+
+def _function(settings: CheckpointConfig, named: str) -> Callable[..., Any]:
     backend = backend_of(settings)
     if backend.driver and importlib.util.find_spec(backend.driver) is None:
         raise SetupError(
             f"reliability.checkpoint.backend: {settings.backend} needs {backend.driver}",
             hint=f"pip install 'evermark[{settings.backend}]'",
         )
-    module, _, name = backend.opener.partition(":")
-    store: CheckpointStore = getattr(importlib.import_module(module), name)(settings, state)
-    return store
+    module, _, name = named.partition(":")
+    found: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    return found

@@ -31,7 +31,15 @@ Collection = pymongo.collection.Collection[dict[str, Any]]
 
 
 def open_in_mongo(settings: CheckpointConfig, state: State) -> OutsideCheckpoints:
-    return OutsideCheckpoints(MongoRows(settings.mongo, settings.mongo.database or state.schema.replace("$", "-")))
+    return OutsideCheckpoints(_rows(settings, state.schema))
+
+
+def look(settings: CheckpointConfig, schema: str, _is_new: bool) -> None:
+    _rows(settings, schema).list("")
+
+
+def _rows(settings: CheckpointConfig, schema: str) -> MongoRows:
+    return MongoRows(settings.mongo, settings.mongo.database or schema.replace("$", "-"))
 
 
 class MongoRows:

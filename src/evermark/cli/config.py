@@ -25,7 +25,9 @@ def check(
     config: ConfigOption = DEFAULT_CONFIG,
     connect: Annotated[
         bool,
-        typer.Option("--connect", help="Ask the sources and the state database too, and look at what is there."),
+        typer.Option(
+            "--connect", help="Ask the sources, the state database and other stores, too, and look at what is there."
+        ),
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -33,7 +35,8 @@ def check(
 
     It looks at keys, variables, secrets, predicates, streams, bots, folders and the Spark master.
 
-    With --connect also: whether each database answers, wal_level, the rights of the role, tables, slot, publication.
+    With --connect also: whether each database answers, and etcd or MongoDB where checkpoints or leases are kept there;
+    wal_level, the rights of the role, tables, slot, publication.
     Changes nothing. The exit code is 3 if something is wrong, and 0 if all is well or there are only warnings.
     """
     found, several = _found(config, connect=connect)

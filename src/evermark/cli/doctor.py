@@ -12,12 +12,12 @@ import typer
 
 from evermark.app.build import log_place, source_context
 from evermark.app.inspect import PartitionStatus, existing_state, judged, statuses
-from evermark.checkpoints.kinds import backend_of, open_checkpoints
+from evermark.checkpoints.kinds import backend_of, look_at_checkpoints, open_checkpoints
 from evermark.cli.console import EXIT_WRONG, say, show, show_json
 from evermark.cli.deployment import config_at, holder_in, known_source
 from evermark.cli.options import DEFAULT_CONFIG, ConfigOption, JsonOption
 from evermark.cluster.fence import source_lease
-from evermark.cluster.kinds import open_leases
+from evermark.cluster.kinds import look_at_leases, open_leases
 from evermark.config import Config
 from evermark.errors import EvermarkError, SetupError
 from evermark.ingest.repair.postgres import Recoveries
@@ -25,7 +25,7 @@ from evermark.observe.finding import Finding, Grade, for_source, ok, warning, wo
 from evermark.observe.logging import without_secrets
 from evermark.sources.base import Source
 from evermark.sources.kinds import SourceState, kind_of
-from evermark.state.connection import State
+from evermark.state.connection import State, schema_for
 
 Found = tuple[str, Finding]  # the name of the source, empty for the deployment itself
 
@@ -51,6 +51,7 @@ def examined_all(config: Config, names: Iterable[str]) -> list[Found]:
     """What was found of the state, and of each of these sources."""
     with ExitStack() as stack:
         state: State | None = None
+        is_new = False
         try:
             state = stack.enter_context(existing_state(config))
         except EvermarkError as error:  # a finding, and not the end of the examination
@@ -58,13 +59,13 @@ def examined_all(config: Config, names: Iterable[str]) -> list[Found]:
         else:
             where = "of the dsn" if config.state.dsn is not None else "embedded"
             said = f"{where}, schema {state.schema}" if state else "there is none yet: `evermark up` makes it"
-            about_state = ok("state", said)
+            about_state, is_new = ok("state", said), state is None
         rows = [("", about_state)]
         names = list(names)
-        if state is not None and backend_of(config.reliability.checkpoint).outside:
-            rows.append(("", _about_checkpoints(config, state, names)))
-        if state is not None and config.cluster.leases.backend != "postgres":
-            rows.append(("", _about_leases(config, state)))
+        if backend_of(config.reliability.checkpoint).outside:
+            rows.append(("", _about_checkpoints(config, state, names, is_new=is_new)))
+        if config.cluster.leases.backend != "postgres":
+            rows.append(("", _about_leases(config, state, is_new=is_new)))
         for name in names:
             settings = config.sources[name]
             look = None if state is None else partial(_look, config, name, state)
@@ -73,9 +74,12 @@ def examined_all(config: Config, names: Iterable[str]) -> list[Found]:
     return rows
 
 
-def _about_checkpoints(config: Config, state: State, names: Iterable[str]) -> Finding:
+def _about_checkpoints(config: Config, state: State | None, names: Iterable[str], *, is_new: bool) -> Finding:
     settings = config.reliability.checkpoint
     try:
+        if state is None:
+            look_at_checkpoints(settings, schema_for(config.name), is_new=is_new)
+            return ok("checkpoints", f"in {settings.backend}, which answers")
         store = open_checkpoints(settings, state)
         kept = sum(len(store.list(name)) for name in names)
     except EvermarkError as error:
@@ -83,9 +87,12 @@ def _about_checkpoints(config: Config, state: State, names: Iterable[str]) -> Fi
     return ok("checkpoints", f"in {settings.backend}, of {kept} partitions")
 
 
-def _about_leases(config: Config, state: State) -> Finding:
+def _about_leases(config: Config, state: State | None, *, is_new: bool) -> Finding:
     settings = config.cluster.leases
     try:
+        if state is None:
+            look_at_leases(settings, schema_for(config.name), is_new=is_new)
+            return ok("leases", f"in {settings.backend}, which answers")
         held = sum(row.held for row in open_leases(settings, state).rows().values())
     except EvermarkError as error:
         return wrong("leases", error.message, error.hint)

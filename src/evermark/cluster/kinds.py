@@ -14,6 +14,7 @@ from evermark.secrets import SecretBox
 from evermark.settings.fields import Duration, Model, between
 
 if TYPE_CHECKING:
+    from evermark.etcd.client import EtcdClient
     from evermark.state.connection import State
 
 # Of a lease's time, what all endpoints together may take to answer: a renewal that hangs ends before the lease does.
@@ -42,17 +43,33 @@ class LeaseConfig(Model):
         return LeaseLimits(self.ttl.total_seconds(), hangs_after_s=self.hang.total_seconds())
 
 
+def look_at_leases(settings: LeaseConfig, schema: str, *, is_new: bool) -> None:
+    """Raise if the store, which is another server than that of State, cannot be used. State is not asked: it may not be
+    there yet (`is_new`), or be away.
+    """
+    client, prefix = _etcd(settings, schema)
+    from evermark.etcd.claim import require_readable
+
+    require_readable(client, prefix, "reading leases", is_new=is_new)
+
+
 def open_leases(settings: LeaseConfig, state: State) -> LeaseStore:
     if settings.backend == "postgres":
         from evermark.cluster.postgres import PostgresLeases
         from evermark.cluster.together import RenewedTogether
 
         return RenewedTogether(PostgresLeases(state))
+    client, prefix = _etcd(settings, state.schema)
+    from evermark.cluster.etcd import EtcdLeases
+
+    return EtcdLeases(client, prefix, state)
+
+
+def _etcd(settings: LeaseConfig, schema: str) -> tuple[EtcdClient, str]:
     if importlib.util.find_spec("etcd3gw") is None:
         raise SetupError("cluster.leases.backend: etcd needs etcd3gw", hint="pip install 'evermark[etcd]'")
-    from evermark.cluster.etcd import EtcdLeases
     from evermark.etcd.client import EtcdClient
 
     answer_s = _ANSWER_SHARE * settings.limits.ttl_s / len(settings.etcd.endpoints)
     client = EtcdClient(settings.etcd, "cluster.leases.etcd", min(_ANSWER_S_MAX, max(_ANSWER_S_MIN, answer_s)))
-    return EtcdLeases(client, settings.etcd.prefix or f"/{state.schema}/leases/", state)
+    return client, settings.etcd.prefix or f"/{schema}/leases/"

@@ -36,16 +36,24 @@ class Claim:
         if not answer.get("succeeded"):
             (found,) = answer["responses"][0]["response_range"]["kvs"]
             if _state(base64.b64decode(found["value"])) != mine:
-                raise self._refusal()
+                raise _refusal(self._etcd.section, self._prefix)
         self._is_ours = True
 
-    def _refusal(self) -> ConfigError:
-        section = self._etcd.section
-        return ConfigError(
-            f"{section}.prefix: the keys under {self._prefix} in etcd are those of another State",
-            hint=f"two deployments share this etcd: give each a prefix of its own ({section}.prefix);"
-            f" if that State is gone for good and this one replaces it: etcdctl del {self._prefix}state",
-        )
+
+def require_readable(etcd: EtcdClient, prefix: str, doing: str, *, is_new: bool) -> None:
+    """Raises if keys under the prefix cannot be read; or are another's, where a deployment has no State yet (`is_new`).
+    Claims nothing.
+    """
+    if etcd.ask(doing, lambda client: client.get(f"{prefix}state")) and is_new:
+        raise _refusal(etcd.section, prefix)
+
+
+def _refusal(section: str, prefix: str) -> ConfigError:
+    return ConfigError(
+        f"{section}.prefix: the keys under {prefix} in etcd are those of another State",
+        hint=f"two deployments share this etcd: give each a prefix of its own ({section}.prefix);"
+        f" if that State is gone for good and this one replaces it: etcdctl del {prefix}state",
+    )
 
 
 def _state(value: bytes) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from typer.testing import CliRunner, Result
 
 from evermark.cli.main import app
 from evermark.log.append import DeltaLog
+from evermark.testing.etcds import Etcd
+from evermark.testing.servers import free_port
 from tests.contract.log.log_scene import fill
 
 SECRET = "whsec_" + "A" * 43 + "="
@@ -134,6 +137,44 @@ def test_connecting_says_that_nobody_answers(file: Path) -> None:
     rows = found(file, "--connect")
     assert "127.0.0.1:1/shop does not answer" in rows["reachable"]["found"] and rows["reachable"]["source"] == "shop"
     assert "does not answer" in rows["state"]["found"]
+
+
+def test_connecting_tries_the_stores_beside_state_before_there_is_a_state(file: Path, etcd: Etcd) -> None:
+    """GIVEN a deployment that was never started, with checkpoints and leases in etcd WHEN asked to connect THEN both
+    are tried: nobody answers, the prefix is another deployment's, or all is well; and nothing is claimed. A State that
+    is away hides nothing of them."""
+    prefix = f"/{secrets.token_hex(6)}/"
+
+    def stores(url: str, *, embedded: bool = True) -> dict[str, dict[str, Any]]:
+        kept = f"{{backend: etcd, etcd: {{endpoints: '{url}', prefix: {prefix}}}}}"
+        good = GOOD.replace('state: {dsn: "${PG_DSN}"}\n', "") if embedded else GOOD
+        file.write_text(f"{good}reliability: {{checkpoint: {kept}}}\ncluster: {{leases: {kept}}}\n")
+        return {name: row for name, row in found(file, "--connect").items() if name in ("checkpoints", "leases")}
+
+    nowhere = f"http://127.0.0.1:{free_port()}"
+    for embedded in (True, False):
+        away = stores(nowhere, embedded=embedded)
+        assert {row["grade"] for row in away.values()} == {"wrong"} and len(away) == 2
+        for row in away.values():
+            assert f"in etcd at {nowhere}" in row["found"] and "is etcd up" in row["mend"]
+    assert stores(etcd.url) == {}
+    assert etcd.control("get", "--prefix", prefix) == ""
+    etcd.control("put", f"{prefix}state", "another's")
+    theirs = stores(etcd.url)
+    assert {row["grade"] for row in theirs.values()} == {"wrong"} and len(theirs) == 2
+    assert "those of another State" in theirs["checkpoints"]["found"]
+    assert "reliability.checkpoint.etcd.prefix" in theirs["checkpoints"]["mend"]
+    assert stores(etcd.url, embedded=False) == {}, "whose they are is in State, which is away"
+
+
+def test_connecting_tries_a_mongodb_that_is_to_keep_the_checkpoints(file: Path) -> None:
+    """GIVEN a deployment that was never started, whose MongoDB does not answer WHEN asked to connect THEN that is
+    found, with what to do, and without the password."""
+    url = f"mongodb://u:pw-do-not-show@127.0.0.1:{free_port()}/?serverSelectionTimeoutMS=200"
+    kept = f"reliability: {{checkpoint: {{backend: mongo, mongo: {{url: '{url}'}}}}}}\n"
+    file.write_text(GOOD.replace('state: {dsn: "${PG_DSN}"}\n', "") + kept)
+    row = found(file, "--connect")["checkpoints"]
+    assert row["grade"] == "wrong" and "MongoDB" in row["found"] and row["mend"]
 
 
 def test_connecting_finds_what_install_and_up_would(file: Path, pg_dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
