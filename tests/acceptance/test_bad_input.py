@@ -113,14 +113,16 @@ def test_a_port_that_is_taken_is_named(shop: Deployment) -> None:
 
 
 def test_state_that_does_not_answer_is_waited_for_and_named_without_its_password(
-    shop: Deployment, shop_dsn: str
+    shop: Deployment, shop_dsn: str, tmp_path: Path
 ) -> None:
-    """GIVEN no state WHEN it goes up THEN it is waited for a little, then why is said, and not the password."""
+    """GIVEN no state WHEN it goes up THEN it is waited for, and why is said, and not the password; told to stop it
+    waits no longer. How it ends by itself is a test of the command line."""
     shop.env["STATE_DSN"] = with_password(shop_dsn, "shop", port="1")
-    ran = shop.run("up")
-    said = what_it_said(ran)
-    assert "does not answer" in said and "state.dsn" in said
-    assert "it is waited for" in ran.stdout + ran.stderr
+    waiting = Instance(shop.file, shop.env, tmp_path / "up.log", FORKED)
+    until(lambda: "it is waited for" in waiting.log.read_text(), "it says that it waits")
+    assert waiting.terminate() == 0
+    said = waiting.log.read_text()
+    assert "does not answer" in said and "state.dsn" in said and PASSWORD not in said
 
 
 def test_a_source_that_does_not_answer_is_named_without_its_password_and_ends_nothing(

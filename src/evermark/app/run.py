@@ -176,8 +176,11 @@ class Pipeline:
         self.board.left(frozenset(sources), delivery=DELIVER_LEASE in leases)
 
     def _opened(self) -> Deployment | None:
-        """A server that may come up a little later is waited for, but not for ever. None: told to stop first."""
-        give_up_at = time.monotonic() + _STATE_WAIT_S
+        """A server that may come up a little later is waited for, but not for ever: one that is being started refuses
+        connections as one does that will never be there. Why is said at once, and when it changes. None: told to stop
+        first.
+        """
+        give_up_at, said = time.monotonic() + _STATE_WAIT_S, ""
         while not self._stopping.is_set():
             try:
                 return open_deployment(self.config, self._given)
@@ -187,7 +190,10 @@ class Pipeline:
                 passes = isinstance(error, (UnreachableError, BusyError)) and self.config.state.dsn is not None
                 if not passes or time.monotonic() > give_up_at:
                     raise
-                self._log.warning("state does not answer yet; it is waited for", error=error, at_most_s=_STATE_WAIT_S)
+                if error.message != said:
+                    left_s = max(0, round(give_up_at - time.monotonic()))
+                    self._log.warning("state does not answer yet; it is waited for", error=error, at_most_s=left_s)
+                said = error.message
             self._stopping.wait(_STATE_PAUSE_S)
         self._log.info("stopping", during="start")
         return None

@@ -574,14 +574,34 @@ def closed_port() -> int:
         return int(probe.getsockname()[1])
 
 
-@pytest.mark.parametrize("command", [("up",), ("status",), ("migrate",), ("delivery", "list")])
+@pytest.mark.parametrize("command", [("status",), ("migrate",), ("delivery", "list")])
 def test_an_unreachable_database_is_said_without_its_password(file: Path, command: tuple[str, ...]) -> None:
     """GIVEN a port nobody listens on WHEN state is needed THEN a clear error and hint, exit code 1, no password."""
     dsn = f"postgresql://shop:pw-do-not-show@127.0.0.1:{closed_port()}/shop"
     ran = evermark(*command, file=file, PG_DSN=dsn)
     assert ran.returncode == 1 and ran.stdout == ""
     assert "does not answer" in ran.stderr and "hint: " in ran.stderr
-    assert ("it is waited for" in ran.stderr) == (command == ("up",))
+    assert "it is waited for" not in ran.stderr
+    assert "Traceback" not in ran.stderr and "pw-do-not-show" not in ran.stderr
+
+
+def test_up_says_at_once_that_state_is_unreachable_and_ends_when_it_has_waited(file: Path) -> None:
+    """GIVEN a port nobody listens on WHEN it goes up THEN why it waits is said once, and when it has waited for long
+    enough, of which a test has less than a person, a clear error and hint, exit code 1, no password."""
+    dsn = f"postgresql://shop:pw-do-not-show@127.0.0.1:{closed_port()}/shop"
+    code = """
+import sys
+from evermark.app import run
+from evermark.cli.main import run as evermark
+run._STATE_WAIT_S = 2.5  # three tries
+evermark(["up", "--log-json", "-c", sys.argv[1]])
+"""
+    ran = python(code, str(file), PG_DSN=dsn)
+    assert ran.returncode == 1 and ran.stdout == ""
+    (said,) = (line for line in ran.stderr.splitlines() if "it is waited for" in line)
+    assert "Connection refused" in json.loads(said)["error"] and json.loads(said)["hint"]
+    error = ran.stderr[ran.stderr.index("error: ") :]
+    assert "does not answer" in error and "hint: " in error and "state.dsn" in error
     assert "Traceback" not in ran.stderr and "pw-do-not-show" not in ran.stderr
 
 

@@ -131,12 +131,16 @@ def opened(monkeypatch: pytest.MonkeyPatch, made: Pipeline, *answers: object) ->
 
 
 def test_state_that_comes_up_a_little_later_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """GIVEN state that does not answer at first WHEN it does THEN the start goes on, and each try was said."""
+    """GIVEN state that does not answer at first WHEN it does THEN the start goes on; why it waits was said at once, and
+    again only when it was another reason."""
     made, there = pipeline(), object()
-    opened(monkeypatch, made, UnreachableError("away"), BusyError("starting"), there)
+    opened(monkeypatch, made, *[UnreachableError("refused")] * 5, *[BusyError("starting")] * 5, there)
     with capture_logs() as lines:
         assert made._opened() is there
-    assert [line["log_level"] for line in lines] == ["warning", "warning"]
+    assert [(line["log_level"], line["error"].message) for line in lines] == [
+        ("warning", "refused"),
+        ("warning", "starting"),
+    ]
 
 
 def test_state_is_not_waited_for_for_ever_nor_when_waiting_does_not_help(monkeypatch: pytest.MonkeyPatch) -> None:
