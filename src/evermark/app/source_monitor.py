@@ -54,7 +54,7 @@ class SourceMonitor:
         self._kept_up_at = float("-inf")
         self._stopping = self.runtime.wake()
         self._log = get_logger(source=self.name, part="watch")
-        self._stale_shown = True  # not known: the lane before may have said something
+        self._stale_shown = self._copies_shown = True  # not known: the lane before may have said something
 
     def start(self) -> None:
         self.runtime.loop(f"watch {self.name}", self._steps())
@@ -98,6 +98,9 @@ class SourceMonitor:
         if stale or self._stale_shown:  # of a thousand sources few have something to tell
             self.board.stale(self.name, stale)
         self._stale_shown = bool(stale)
+        if found.failing_copies or self._copies_shown:
+            self.board.copies_wait(self.name, found.failing_copies)
+        self._copies_shown = bool(found.failing_copies)
 
     def _keep_up(self) -> None:
         now = self.clock()

@@ -53,7 +53,7 @@ class Probes:
             uptime_s=time.monotonic() - self._started,
             replays=self._board.replays,
             delivery=self._board.delivery,
-            copies=self._board.copies,
+            copies=self._board.failing_copies(),
             stores_away=self._board.stores_away,
             log_troubles=self._board.log_troubles(),
             as_list=request.query_params.get("partitions") == "list",

@@ -74,6 +74,8 @@ class Condition:
     warnings: Mapping[str, Warned] = field(default_factory=dict)  # by the gauge that says so; absent: all is well
     stale: Mapping[int, StaleStreams] = field(default_factory=dict)  # by partition; absent: none is
     upkeep_due: bool = False  # `upkeep` should run before its hour
+    # By stream, how often it was tried and why it fails: copies that `copying` does not make.
+    failing_copies: Mapping[str, tuple[int, str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

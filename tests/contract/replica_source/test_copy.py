@@ -189,7 +189,7 @@ def test_a_peer_that_cannot_make_a_snapshot_now_is_asked_again(
     scene: SourceScene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """GIVEN a peer that makes a snapshot for another WHEN rows are to be copied THEN reading waits without an error,
-    and says that there is something to take; then the rows come."""
+    and says that there is something to take, and which copy waits; then the rows come."""
     monkeypatch.setattr(replica_source, "_COPY_AGAIN_S", 0.0)
     folder = scene.nodes["north"].folder.snapshots
     folder.mkdir(parents=True, exist_ok=True)
@@ -198,7 +198,11 @@ def test_a_peer_that_cannot_make_a_snapshot_now_is_asked_again(
         fcntl.flock(file, fcntl.LOCK_EX)
         assert not pipe.step(FEW)
         assert pipe.source.untaken({0: pipe.end})
+        assert not pipe.step(FEW)
+        tries, error = pipe.source.condition().failing_copies["orders"]
+        assert tries >= 2 and "snapshot" in error
     pipe.drain(FEW)
+    assert pipe.source.condition().failing_copies == {}
     assert reads(pipe) == sorted(scene.table())
 
 

@@ -16,7 +16,7 @@ from evermark.app.source_monitor import (
     WarningThrottle,
 )
 from evermark.errors import UnreachableError
-from evermark.observe.health import HealthBoard, PartitionHealth, overall
+from evermark.observe.health import FailingCopy, HealthBoard, PartitionHealth, overall
 from evermark.observe.metrics import Metrics
 from evermark.sources.base import Condition, Source, StaleStream, StaleStreams, Warned
 from evermark.testing.until import until
@@ -136,6 +136,25 @@ def test_upkeep_comes_within_a_minute_when_the_source_asks_for_it() -> None:
         watching._look()
         seen.append(source.kept_up)
     assert seen == [4, 4, 5]
+
+
+def test_copies_that_a_source_makes_by_itself_are_named_while_they_fail() -> None:
+    """GIVEN a source whose copy cannot begin WHEN watched THEN health names it, and is degraded, until it goes on; it
+    also ends what the lane before has said."""
+    board = HealthBoard()
+    board.put("shop", 0, PartitionHealth.HEALTHY)
+    board.copies_wait("shop", {"bills": (1, "said by the lane before")})
+    board.copies = [FailingCopy("0a", "other", "t", 1, "State has it")]
+    failing = Condition(failing_copies={"orders": (3, "no snapshot")})
+    watching = SourceMonitor(Told(failing, Condition()), "shop", board, Metrics())
+    watching._look()
+    assert [(each.source, each.stream, each.tries, each.error) for each in board.failing_copies()] == [
+        ("other", "t", 1, "State has it"),
+        ("shop", "orders", 3, "no snapshot"),
+    ]
+    assert overall(board.partitions(), copies=board.failing_copies()) == "degraded"
+    watching._look()
+    assert [each.source for each in board.failing_copies()] == ["other"]
 
 
 def test_stopping_clears_the_gauges_and_does_not_wait_for_a_silent_server() -> None:

@@ -14,7 +14,16 @@ import pytest
 
 from evermark.cluster.fence import source_lease
 from evermark.cluster.memory import MemoryLeases
-from evermark.errors import BusyError, DeniedError, EvermarkError, Kind, SetupError, StaleError, UnreachableError
+from evermark.errors import (
+    BusyError,
+    DeniedError,
+    EngineError,
+    EvermarkError,
+    Kind,
+    SetupError,
+    StaleError,
+    UnreachableError,
+)
 from evermark.ingest.copying.memory import MemoryCopies
 from evermark.ingest.copying.requests import CopyRequests
 from evermark.ingest.copying.steps import READY_MAX, Copier, gives_up
@@ -332,6 +341,44 @@ def test_errors_are_told_and_tried_again(scene: Scene) -> None:
     scene.works.copies.ask("shop", "gone", "")
     owner.look()
     assert scene.copy().state is CopyState.FAILED and "does not stand in the file" in scene.copy().error
+
+
+def test_what_fails_for_all_copies_before_a_chunk_is_begun_is_said_of_each(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GIVEN Spark that runs no task, or a folder that cannot be looked through WHEN copies are under way THEN each says
+    why it does not begin, and one that is over does not; WHEN the cause is gone THEN none does, though it has nothing
+    left to write, and nobody read it yet."""
+    scene.copying.streams = ("t", "u")
+    asked = scene.works.copies.ask("shop", "u", "")
+    over = scene.works.copies.ask("shop", "v", "")
+    scene.works.copies.cancel(over.id)
+    why: list[EvermarkError] = [EngineError("no task can be run", hint="see spark.log")]
+
+    def fails(*_: object) -> list[dict[str, Any]]:
+        raise why[0]
+
+    def errors() -> dict[str, str]:
+        return {copy.stream: copy.error for copy in scene.works.copies.listed("shop") if copy.id != over.id}
+
+    write = scene.works.write_chunks
+    monkeypatch.setattr(scene.works, "write_chunks", fails)
+    owner = scene.owner()
+    copier = Threads().spawn("copier", owner.run)
+    until(lambda: set(errors().values()) == {"no task can be run (see spark.log)"}, "both say so", timeout_s=20.0)
+    assert errors().keys() == {"t", "u"} and scene.works.copies.listed("shop")[0].tries >= 1
+    why[0] = UnreachableError("the bucket does not answer")
+    until(lambda: set(errors().values()) == {"the bucket does not answer"}, "both say what it is now", timeout_s=20.0)
+    monkeypatch.setattr(scene.works, "write_chunks", write)
+    until(
+        lambda: set(errors().values()) == {""} and scene.states() == {ChunkState.READY}, "all is well", timeout_s=20.0
+    )
+    # AND what an owner said that died is over when the next one has nothing to write
+    owner.stopped.set()
+    assert copier.join(10.0)
+    scene.works.copies.trouble(asked.id, "no task can be run", owner.epoch, failed=False)
+    scene.owner().look()
+    assert set(errors().values()) == {""}
 
 
 def test_a_table_that_was_taken_out_of_the_file_holds_up_no_other(scene: Scene) -> None:

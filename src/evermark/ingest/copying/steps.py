@@ -91,6 +91,7 @@ class Copier:
         self._begun = False
         self._waiting = 0  # chunks that are ready and not read yet, as last seen
         self._inherited: set[Mark] = set()  # ready before our term
+        self._held_up: set[str] = set()  # copies that were said to fail because no look came to its end
 
     def run(self) -> None:
         failures = 0
@@ -103,6 +104,7 @@ class Copier:
                 elif self._waiting:
                     wait_s = min(SETTLE_EVERY_S, wait_s)
                 failures = 0
+                self._go_on()
             except Exception as error:  # noqa: BLE001 - tried again; an unknown failure must not end the loop
                 if self.stopped.is_set():
                     return
@@ -111,9 +113,28 @@ class Copier:
                     self.on_step_down()
                     return
                 self.log.warning("copying failed; it is tried again", part="copy", error=error)
+                self._hold_up(known(error))
                 wait_s = backoff_s(failures, base_s=self.look_every_s)
                 failures += 1
             self.runtime.wait(wait_s, self.stopped, self.asked)
+
+    def _hold_up(self, error: EvermarkError) -> None:
+        """What fails for all copies is said of each that is under way, so that health names it."""
+        try:
+            under_way = [copy for copy in self.works.copies.listed(self.name) if copy.state in _UNDER_WAY]
+            self._held_up |= {copy.id for copy in under_way}
+            for copy in under_way:
+                self.works.copies.trouble(copy.id, _said(error), self.epoch, failed=False)
+        except Exception as untold:  # noqa: BLE001 - State does not take it just now, which is said elsewhere
+            self.log.debug("that copying failed could not be noted", part="copy", error=untold)
+
+    def _go_on(self) -> None:
+        """A look came to its end. What one copy alone has is said anew by its next try."""
+        while self._held_up:
+            copy = min(self._held_up)
+            if copy not in self._again_at:
+                self.works.copies.trouble(copy, "", self.epoch, failed=False)
+            self._held_up.remove(copy)
 
     def look(self) -> bool:
         """Settle what was read, and write some more. Whether there is more to do at once."""
@@ -173,6 +194,8 @@ class Copier:
                 works += [ChunkWork(copy.id, c.number, copy.stream, c.bounds, copy.condition, c.told) for c in some]
                 going[copy.id] = copy
         if not works:
+            for copy in going.values():
+                self._note(copy, None)  # all of it is written: what an owner before this one met is over
             return False
         tasks = min(WRITERS_MAX, len(works))
         reports = self.works.write_chunks(self.copying, [works[n::tasks] for n in range(tasks)], self.epoch, ROUND_S)
@@ -195,8 +218,7 @@ class Copier:
                 self.works.copies.trouble(copy.id, "", self.epoch, failed=False)
             return
         final = gives_up(copy, error)
-        said = f"{error.message} ({error.hint})" if error.hint else error.message
-        self.works.copies.trouble(copy.id, said, self.epoch, failed=final)
+        self.works.copies.trouble(copy.id, _said(error), self.epoch, failed=final)
         self._again_at[copy.id] = self.runtime.monotonic() + backoff_s(copy.tries, max_s=_BACKOFF_MAX_S)
         if final:
             self.news.copy_ended(copy, error)
@@ -273,6 +295,10 @@ class Copier:
         for copy in copies.listed(self.name):
             if copy.chunks_left:
                 yield from copies.chunks(copy.id, [ChunkState.READY])
+
+
+def _said(error: EvermarkError) -> str:
+    return f"{error.message} ({error.hint})" if error.hint else error.message
 
 
 def _mark(chunk: Chunk) -> Mark:

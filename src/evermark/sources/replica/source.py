@@ -67,6 +67,7 @@ class ReplicaTables(Source):
         self._plans: Plans | None = None
         self._opening = threading.Lock()
         self._told_at = self._copied_from = 0.0
+        self._waiting: dict[str, tuple[int, str]] = {}  # tables whose copy could not begin: how often, and why
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.target, self._open_plans, self._epoch)
@@ -195,8 +196,10 @@ class ReplicaTables(Source):
                 break
             try:
                 plan = self._with_copy(table, plan)
+                self._waiting.pop(table, None)
             except BusyError as error:
                 self._copied_from = time.monotonic() + _COPY_AGAIN_S
+                self._waiting[table] = (1 + self._waiting.get(table, (0, ""))[0], str(error))
                 log.warning("replica_copy_waits", peer=self.target.peer, table=table, error=error)
         return plan
 
@@ -325,7 +328,8 @@ class ReplicaTables(Source):
     def condition(self) -> Condition:
         """How many rows are still to be copied; before their snapshot is made, nobody knows."""
         plan = self.plans.load() if self.target.copies else None
-        return Condition() if plan is None else Condition({"copy_rows_left": float(plan.rows_left())})
+        rows_left = {} if plan is None else {"copy_rows_left": float(plan.rows_left())}
+        return Condition(rows_left, failing_copies=dict(self._waiting))
 
     def repair(self, partition: int) -> Repair:
         return SnapshotRepair(self.target, self.plans, self.peer, self._fresh_origin, self._tell, self._epoch)
