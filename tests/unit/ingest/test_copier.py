@@ -369,7 +369,10 @@ def test_what_fails_for_all_copies_before_a_chunk_is_begun_is_said_of_each(
     assert errors().keys() == {"t", "u"} and scene.works.copies.listed("shop")[0].tries >= 1
     why[0] = UnreachableError("the bucket does not answer")
     until(lambda: set(errors().values()) == {"the bucket does not answer"}, "both say what it is now", timeout_s=20.0)
+    scene.busy = True
+    until(lambda: set(errors().values()) == {""}, "nothing fails while nothing is tried", timeout_s=20.0)
     monkeypatch.setattr(scene.works, "write_chunks", write)
+    scene.busy = False
     until(
         lambda: set(errors().values()) == {""} and scene.states() == {ChunkState.READY}, "all is well", timeout_s=20.0
     )
