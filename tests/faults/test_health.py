@@ -121,6 +121,45 @@ def test_p10_a_source_may_be_down_at_the_start_and_later_and_may_crash(
         assert not running.died() and running.terminate() == 0
 
 
+class ShortLanes(Scene):
+    """Lanes that are renewed before a source has failed five times in a row: no breaker opens."""
+
+    sections = "spark: {lane: 2s}\n"
+
+    def prepare(self) -> None:
+        with psycopg.connect(self.dsn, autocommit=True) as conn:
+            conn.execute(_TABLE)
+        self.run("source", "install")
+
+
+def test_a_source_that_is_dead_is_said_to_be_so_over_many_short_lanes(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """GIVEN lanes of two seconds WHEN the database is down over four of them THEN /health is never anything but
+    unhealthy, each lane that begins included; and when it is back, reading goes on."""
+    tmp_path = tmp_path_factory.mktemp("lanes")
+    tmp_path.chmod(0o711)
+    folder = tmp_path / "scene"
+    folder.mkdir(mode=0o711)
+    with EmbeddedPostgres(tmp_path / "shop") as shop, ShortLanes(folder, shop.dsn(), {"one": None}) as scene:
+        running = scene.up()
+        until(lambda: partition(running).get("status") == "healthy", "the source is read")
+        shop.stop()
+        until(lambda: partition(running)["status"] == "stale", "it is known to be away")
+        lanes, seen = running.text().count("source owned"), set[tuple[str, str]]()
+
+        def four_lanes_later() -> bool:
+            told = json.loads(running.ask("/health")[1])
+            seen.add((told["status"], told["partitions"]["shop/0"]["status"]))
+            return running.text().count("source owned") >= lanes + 4
+
+        until(four_lanes_later, "four lanes have begun")
+        assert seen == {("unhealthy", "stale")}
+        assert gauge(running, 'evermark_breaker_state{of="partition 0",source="shop",state="open"}') == 0
+        shop.start()
+        orders(shop.dsn(), 3)
+        until(lambda: scene.delivered("one") == 3, "reading goes on")
+        assert running.terminate() == 0
+
+
 @contextmanager
 def held(dsn: str) -> Iterator[None]:
     """Somebody else reads from the slot, so that nobody can take anything: a batch hangs."""

@@ -48,6 +48,7 @@ class Metrics:
         self.duplicates_dropped = self._counter("duplicates_dropped", "Events the log held already", *_PLACE)
         self.checkpoints_saved = self._counter("checkpoints_saved", "Checkpoints saved", *_PLACE)
         self.checkpoint_errors = self._counter("checkpoint_errors", "Checkpoints that could not be saved", *_PLACE)
+        self.checkpoints_away = self._gauge("checkpoints_away", "1 while they cannot be saved", "source")
         self.checkpoint_seconds = self._histogram("checkpoint_seconds", "Saving a checkpoint", "source")
         self.dedup_cache = self._gauge("dedup_cache_size", "Ids of events kept in memory", "source")
         self.breaker = self._gauge("breaker_state", "1 for the state a breaker is in", "of", "source", "state")

@@ -81,6 +81,9 @@ class Probes:
             for state in PartitionHealth:
                 self._metrics.partition_state.labels(source, partition, state.value).set(report.state is state)
         self._metrics.delivery_lag_s.set(self._board.delivery.lag_s)
-        self._metrics.log_unwell.clear()  # what is over is not shown as 0 for ever
+        self._metrics.checkpoints_away.clear()  # what is over is not shown as 0 for ever
+        for source in self._board.stores_away:
+            self._metrics.checkpoints_away.labels(source).set(1)
+        self._metrics.log_unwell.clear()
         for trouble in self._board.log_troubles():
             self._metrics.log_unwell.labels(trouble.source, trouble.what).set(1)

@@ -185,8 +185,9 @@ def test_a_store_that_is_away_is_said_once_and_so_is_its_end(tmp_path: Path) -> 
     for _ in range(3):
         scene.runner.away(0, AWAY, BreakerState.CLOSED)
     assert scene.board.stores_away == {"shop": ("etcd does not answer", "")}
+    assert 'evermark_checkpoints_away{source="shop"} 1.0' in scene.shown()
     scene.runner.back()
-    assert scene.board.stores_away == {}
+    assert scene.board.stores_away == {} and "evermark_checkpoints_away{" not in scene.shown()
     # An owner that follows does not know, and says so when it has saved.
     follower = Scene(tmp_path)
     follower.board.store_away("shop", "etcd does not answer", "")
