@@ -457,7 +457,7 @@ class SimLogView:
         for source in self.instance.world.logs:
             for partition, head in self.instance.heads.load(source).items():
                 place = SourcePartition(source, partition)
-                if self._seen.get(place, (-1, now))[0] != head.batch:
+                if head.batch and self._seen.get(place, (-1, now))[0] != head.batch:
                     self._seen[place] = (head.batch, now)
         return dict(self._seen)
 

@@ -213,6 +213,7 @@ def _unrest(world: World) -> str:
     for place in world.scenario.places:
         made = world.truth.made[place]
         head = world.heads.load(place.source).get(place.partition)
+        head = head if head is not None and head.batch else None  # else it has begun, and has no batch yet
         log = world.logs[place.source]
         taken = sum(a.rows for a in log.commits if a.partition == place.partition)
         if taken < len(made):

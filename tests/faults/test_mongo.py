@@ -87,6 +87,33 @@ def test_history_lost_while_nobody_read_is_repaired_by_itself_with_a_death_on_th
         assert last.terminate() == 0
 
 
+class FromNow(MongoScene):
+    """Reads what comes from its first start on."""
+
+    def settings(self) -> str:
+        return super().settings().replace("start: oldest", "start: now")
+
+
+def test_s10_a_partition_without_an_event_whose_checkpoint_is_lost_goes_on_where_it_began(
+    mongo_server: MongoReplicaSet, tmp_path: Path
+) -> None:
+    """GIVEN a source that reads from now on, and had no event yet WHEN it is stopped, its checkpoints are forgotten,
+    and orders are written THEN they come with the next start."""
+    with FromNow(tmp_path, mongo_server, {"one": None}, partitions=2) as scene, mongo_server.client() as client:
+        first = scene.up()
+        until(lambda: all(first.health(f"shop/{p}").get("status") == "healthy" for p in (0, 1)), "both are read")
+        assert first.terminate() == 0
+        assert {each["batch"] for each in json.loads(scene.run("checkpoint", "list", "--json").stdout)} == {0}
+        scene.run("checkpoint", "reset", "shop")
+        assert json.loads(scene.run("checkpoint", "list", "--json").stdout) == []
+        client["shop"]["orders"].insert_many([{"_id": number, "n": 0} for number in range(20)])
+        second = scene.up()
+        scene.wait_delivered(19)
+        assert scene.implied() == scene.documents()
+        assert not second.said("a gap was found")
+        assert second.terminate() == 0
+
+
 def _forget_all(servers: MongoReplicaSet) -> None:
     """The oplog does not reach back to anything that was there until now."""
     with servers.client() as client:

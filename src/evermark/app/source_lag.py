@@ -327,7 +327,7 @@ def group_lag_s(
 def read_to(head: Head | None, checkpoint: Checkpoint | None) -> str | None:
     """Up to where a partition is in the log. A checkpoint may wait to be saved; where nothing came, only it moves."""
     if head is not None and (checkpoint is None or head.batch > checkpoint.batch):
-        return head.position
+        return head.passed_to or head.position
     return checkpoint.position if checkpoint is not None else None
 
 

@@ -33,7 +33,8 @@ class DeploymentTail:
         self._pieces = cache(lambda source: PieceReader(LogReader(deployment.log_folder(source))))
 
     def heads(self) -> Mapping[SourcePartition, int]:
-        return {SourcePartition(*place): head.batch for place, head in self._heads.load_all().items()}
+        found = {SourcePartition(*place): head.batch for place, head in self._heads.load_all().items()}
+        return {place: batch for place, batch in found.items() if batch}
 
     def troubles(self, *, afresh: bool = False) -> Mapping[SourcePartition, Trouble]:
         at, found = self._troubles

@@ -106,16 +106,17 @@ def reset(
         From,
         typer.Option(
             "--from",
-            help="log: where the log ends, or was passed since. oldest, resync: compare all that the source has with"
-            " the log, and take what differs; without a log, begin with the oldest. now: never take what lies between.",
+            help="log: where the log ends, or was passed since; without an event, where it began. oldest, resync:"
+            " compare all that the source has with the log, and take what differs; without an event, oldest begins as"
+            " at the first start, and resync as log. now: never take what lies between.",
         ),
     ] = From.LOG,
     yes: YesOption = False,
 ) -> None:
     """Forget the checkpoints of a source, and say where reading goes on.
 
-    By itself it goes on where the log ends, or was passed since: nothing is repeated, and nothing is lost that the
-    source still has.
+    By itself it goes on where the log ends, or was passed since, or, before the first event, where it began: nothing
+    is repeated, and nothing is lost that the source still has.
 
     Refused while an instance reads the source. Needed when the log was put back from a backup: what it misses is
     taken from the source again, and delivered again.
@@ -129,13 +130,15 @@ def reset(
         if not chosen:
             where = source if partition is None else f"{source}/{partition}"
             raise NotFoundError(f"no checkpoint of {where}", hint="`evermark checkpoint list` shows all checkpoints")
-        if choice is not None and any(deployment.sources[source].repair(each) is None for each in chosen):
-            raise ConfigError(f"sources.{source} cannot be compared or skipped", hint="use --from log for it")
+        for each in chosen:
+            is_needed = begin is From.NOW or (choice is not None and _log_batch(deployment, source, each))
+            if is_needed and deployment.sources[source].repair(each) is None:
+                raise ConfigError(f"sources.{source} cannot be compared or skipped", hint="use --from log for it")
         if begin is From.NOW:
             confirm(f"Go on from now with {source}, and never take what lies between?", yes=yes)
         with held_sources(deployment, [source]) as leases:
             for each in chosen:
-                _forget(deployment, source, each, leases[source].epoch)
+                _forget(deployment, source, each, leases[source].epoch, anew=begin is From.OLDEST)
                 _begin_elsewhere(deployment, source, each, leases[source].epoch, begin)
 
 
@@ -146,16 +149,18 @@ def _not_behind(checkpoint: Checkpoint, head: Head | None) -> Checkpoint:
     return checkpoint
 
 
-def _forget(deployment: Deployment, source: str, partition: int, epoch: int) -> None:
+def _forget(deployment: Deployment, source: str, partition: int, epoch: int, *, anew: bool) -> None:
     where, log_batch = f"{source}/{partition}", _log_batch(deployment, source, partition)
     stores = deployment.state, deployment.checkpoints
-    forget = partial(reset_checkpoint, *stores, source, partition, log_batch, source_epoch=epoch)
+    forget = partial(reset_checkpoint, *stores, source, partition, log_batch, source_epoch=epoch, anew=anew)
     back = as_deliverer(deployment, lambda deliver_epoch: forget(deliver_epoch=deliver_epoch))
     if log_batch:
         behind = f"where batch {log_batch}, the last in the log, ends, or where the source was passed since"
         say(f"{where}: forgotten; by itself reading goes on {behind}")
+    elif partition in deployment.heads.load(source):
+        say(f"{where}: forgotten; it had no event yet; by itself reading goes on where it began, or was passed since")
     else:
-        say(f"{where}: forgotten; the log has nothing of it, so reading begins with the oldest the source has")
+        say(f"{where}: forgotten; the log has nothing of it, so reading begins as at the first start")
     if back:
         say(f"{where}: {back} readers were ahead of the log and are back at batch {log_batch}")
 

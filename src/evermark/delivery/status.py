@@ -70,7 +70,8 @@ def accounts(
 def durable_heads(heads: HeadStore, sources: Iterable[str]) -> dict[SourcePartition, int]:
     """How far the log may be read, per partition; looked up for all sources at once."""
     wanted = frozenset(sources)
-    return {SourcePartition(*place): head.batch for place, head in heads.load_all().items() if place[0] in wanted}
+    found = {SourcePartition(*place): head.batch for place, head in heads.load_all().items() if place[0] in wanted}
+    return {place: batch for place, batch in found.items() if batch}
 
 
 def kept_for(

@@ -15,7 +15,7 @@ from evermark.log.head import Head
 class Resume:
     """Where to read on. `repeats_to`: up to this position the log may hold events that will be read again."""
 
-    position: str | None  # None: the source's earliest
+    position: str | None  # None: the source's earliest; the partition was never begun
     batch: int  # the last batch in the log
     repeats_to: str | None = None
     # The store of checkpoints was away, and why: nobody knows what was passed, without events, after the log's end.
@@ -47,10 +47,10 @@ def require_whole(logged: int, taken: int, where: str) -> None:
 def _position(tail: Tail, head: Head | None, checkpoint: Checkpoint | None, logged_to: str | None) -> str | None:
     if checkpoint is not None and checkpoint.batch == tail.batch:
         return checkpoint.position
-    if tail.batch == 0:
-        return None
     if head is not None and head.batch == tail.batch and head.passed_to:
         return head.passed_to
+    if tail.batch == 0:
+        return None
     if tail.end is not None:
         return tail.end
     # The last event's own position is where reading begins again; that event, and its transaction, are excluded by id.

@@ -22,7 +22,7 @@ from evermark.errors import BusyError, ConflictError, EvermarkError, Unreachable
 from evermark.ingest.checkpoint_saver import AWAY, CheckpointSaver, SavePolicy, SavingNews
 from evermark.ingest.resume import Resume, resume
 from evermark.log.base import Append, AppendLog, Tail
-from evermark.log.head import Head, HeadStore
+from evermark.log.head import NO_VERSION, Head, HeadStore
 from evermark.progress import PATIENT_S, Progress
 from evermark.sources.base import Feed, Source
 
@@ -50,7 +50,7 @@ def controls_seen_to(tail: Tail, head: Head | None, checkpoint: Checkpoint | Non
     """
     if checkpoint is not None:
         return checkpoint.batch
-    return head.batch - 1 if head is not None else tail.batch
+    return max(0, head.batch - 1) if head is not None else tail.batch
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class Taker:
         heads = self.heads.load(self.name)
         checkpoints, away = self._stored(partitions[0])
         tails = self.log.fence_all(partitions, self.epoch)
-        if away is not None and not all(tail.batch for tail in tails.values()):
+        if away is not None and not all(tail.batch or p in heads for p, tail in tails.items()):
             raise away  # nothing else says where reading begins
         version = self.log.sync()
         return {p: Fenced(tail, heads.get(p), checkpoints.get(p), away, version) for p, tail in tails.items()}
@@ -126,8 +126,11 @@ class Taker:
             end = tail.end or logged_to or position
             head = Head(tail.batch, self.epoch, end, version)
             self.heads.move(self.name, partition, head, recovered=True)
-        if head is not None:
-            self._heads[partition] = head
+        elif head is None:
+            # If its checkpoint is lost before the first batch, it must not begin anew at what is the earliest by then.
+            head = Head(0, self.epoch, position, NO_VERSION)
+            self.heads.move(self.name, partition, head)
+        self._heads[partition] = head
         if away is not None:
             # What was passed without events after the log's end is not known, and is passed once more.
             self._unsure.add(partition)

@@ -6,6 +6,8 @@ Contract of `HeadStore` (checked by `evermark.testing.contracts.HeadContract` ov
   succeeds. It never goes back, in batch, position or table version.
 - With `recovered=True` it may pass several batches: an owner that found them in the log, committed by its
   predecessor, has made them durable and catches the head up.
+- A partition that never had a batch has a head of batch 0 from its first start on: its position is where it began. It
+  stays there until batch 1; nothing can be read up to it.
 - A move is fenced by the lease of the source; `Head.epoch` is the epoch of the owner that moves it, which after a
   recovery is not the epoch that committed the batch.
 """
@@ -19,6 +21,8 @@ from evermark.cluster.memory import MemoryLeases
 from evermark.cluster.owned import AlsoSaved, MemoryRows, OwnedRows, PostgresRows
 from evermark.errors import ConflictError, StaleError
 from evermark.state.connection import Connection, State
+
+NO_VERSION = -1  # of a table that holds no batch yet
 
 
 @dataclass(frozen=True)
@@ -35,8 +39,11 @@ class Head:
 
     @property
     def passed_to(self) -> str:
-        """What was passed behind this very batch. A program of before moves the head, and leaves `passed` as it is."""
-        return self.passed if self.passed_batch == self.batch else ""
+        """What was passed behind this very batch. A program of before moves the head, and leaves `passed` as it is.
+        Before the first batch that is at least where the partition began.
+        """
+        passed = self.passed if self.passed_batch == self.batch else ""
+        return passed or (self.position if self.batch == 0 else "")
 
 
 _HINT = "the log and its head disagree: restart the source, which reads the head from the log again"
@@ -54,6 +61,8 @@ def require_next(stored: Head | None, new: Head, where: str, *, recovered: bool)
         if new.position != stored.position or new.delta_version < stored.delta_version:
             raise ConflictError(f"log head of {where}: batch {new.batch} is known with another end", hint=_HINT)
         return
+    if stored is None and new.batch == 0:
+        return
     last = 0 if stored is None else stored.batch
     if new.batch < last or (new.batch != last + 1 and not recovered):
         raise ConflictError(f"log head of {where} would go from batch {last} to {new.batch}", hint=_HINT)
@@ -67,7 +76,7 @@ class HeadStore:
         self._rows = rows
 
     def load(self, source: str) -> dict[int, Head]:
-        """The heads of all partitions that ever had a batch."""
+        """The heads of all partitions that were ever begun."""
         return self._rows.load(source)
 
     def load_all(self) -> dict[tuple[str, int], Head]:
@@ -92,9 +101,9 @@ class HeadStore:
 
 
 def durable_version(conn: Connection, source: str) -> int:
-    """The version of the table up to which a source's log is durable; -1 before its first batch."""
+    """The version of the table up to which a source's log is durable; `NO_VERSION` before its first batch."""
     row = conn.execute("select max(delta_version) from log_head where source = %s", (source,)).fetchone()
-    return int(row[0]) if row is not None and row[0] is not None else -1
+    return int(row[0]) if row is not None and row[0] is not None else NO_VERSION
 
 
 class PostgresHeads(HeadStore):

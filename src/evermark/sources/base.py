@@ -188,7 +188,9 @@ class Source(ABC):
 
     @abstractmethod
     def earliest(self, partition: int) -> str:
-        """Where a pipeline begins that has neither a checkpoint nor a log: at the oldest event there is to take."""
+        """Where a partition begins that was never begun: at the oldest event there is to take. What it says is kept: it
+        may say something later at another time, and its owner does not ask again.
+        """
 
     @abstractmethod
     def latest(self, after: Mapping[int, str], limit: Limit) -> dict[int, str]:

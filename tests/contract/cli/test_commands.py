@@ -30,7 +30,7 @@ from evermark.event import taken_batch
 from evermark.ingest.repair.base import Choice
 from evermark.log.append import DeltaLog
 from evermark.log.base import Append
-from evermark.log.head import Head
+from evermark.log.head import NO_VERSION, Head
 from evermark.log.maintenance import Maintenance
 from evermark.log.write import BatchWriter
 from evermark.testing.contracts.scene import done, event
@@ -416,6 +416,27 @@ def test_reset_leaves_head_and_cursors_of_a_whole_log_alone(
     said("checkpoint", "reset", "shop", "--partition", "0", "-c", file)
     assert deployment.checkpoints.list("shop") == {}
     assert deployment.heads.load("shop")[0].batch == 1 and deployment.delivery.group().cursors == {PLACE: Cursor(1)}
+
+
+@pytest.mark.parametrize(
+    ("chosen", "is_kept", "said_of_it"),
+    [("log", True, "where it began"), ("resync", True, "where it began"), ("oldest", False, "as at the first start")],
+)
+def test_s10_a_reset_before_the_first_event_says_where_reading_goes_on(
+    file: Path, deployment: Deployment, pg_dsn: str, chosen: str, is_kept: bool, said_of_it: str
+) -> None:
+    """GIVEN a partition that has begun, and never had an event WHEN reset THEN it goes on where it began, unless a
+    person says that it begins anew; there is nothing to compare with."""
+    said("source", "install", "--table", "orders", "-c", file)
+    lease = held_elsewhere(deployment, source_lease("shop"))
+    begun = Head(0, lease.epoch, "000004", NO_VERSION)
+    deployment.heads.move("shop", 0, begun)
+    deployment.checkpoints.save("shop", 0, Checkpoint("000006", 0, lease.epoch))
+    deployment.leases.release(lease)
+    assert said_of_it in said("checkpoint", "reset", "shop", "--from", chosen, "-c", file)
+    assert deployment.checkpoints.list("shop") == {}
+    assert deployment.heads.load("shop") == ({0: begun} if is_kept else {})
+    assert deployment.recoveries.current("shop", 0) is None
 
 
 def test_s10_a_reset_says_where_reading_goes_on(file: Path, deployment: Deployment, pg_dsn: str) -> None:

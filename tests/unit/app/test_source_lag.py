@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -24,7 +25,7 @@ from evermark.checkpoints.base import Checkpoint
 from evermark.checkpoints.stores import MemoryCheckpoints
 from evermark.delivery.base import Cursor, SourcePartition
 from evermark.errors import EvermarkError, UnreachableError
-from evermark.log.head import Head, MemoryHeads
+from evermark.log.head import NO_VERSION, Head, MemoryHeads
 from evermark.observe.health import HealthBoard, PartitionHealth
 from evermark.sources.base import Limit, Source, Untaken
 from evermark.sources.marks import MARKS_MAX, Marks
@@ -157,6 +158,8 @@ def test_up_to_where_a_partition_is_in_the_log() -> None:
     assert read_to(head, marks[2]) == "h3"
     assert read_to(head, marks[3]) == "c3"
     assert (read_to(head, None), read_to(None, marks[2]), read_to(None, None)) == ("h3", "c2", None)
+    assert read_to(replace(head, passed="p3", passed_batch=3), None) == "p3"
+    assert read_to(Head(0, 1, "h0", NO_VERSION), None) == "h0"
 
 
 def test_a_reader_that_moves_and_never_catches_up_is_lagging(clock: Clock) -> None:

@@ -67,14 +67,15 @@ def test_the_least_cursor_counts_what_a_reader_has_not_seen() -> None:
 
 
 def test_heads_of_all_sources_are_one_vector() -> None:
-    """GIVEN heads of two sources WHEN asked for one of them THEN the other's are not in it."""
+    """GIVEN heads of two sources WHEN asked for one of them THEN the other's are not in it, nor is a partition that
+    has begun and has no event yet."""
 
     def at(batch: int) -> Head:
         return Head(batch, 1, "", 1)
 
     class Heads(MemoryHeads):
         def load_all(self) -> dict[tuple[str, int], Head]:
-            return {("shop", 0): at(7), ("crm", 0): at(2), ("crm", 1): at(3)}
+            return {("shop", 0): at(7), ("crm", 0): at(2), ("crm", 1): at(3), ("crm", 2): at(0)}
 
     leases = MemoryLeases(is_gone=lambda _: True)
     assert durable_heads(Heads(leases), ["shop"]) == {P0: 7}

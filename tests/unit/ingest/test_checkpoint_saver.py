@@ -286,6 +286,43 @@ def test_s10_what_was_passed_without_events_outlives_the_checkpoint(lost: bool) 
     assert scene.taker.begin(0).position == position(3)
 
 
+@pytest.mark.parametrize("passed", [0, 3])
+@pytest.mark.parametrize("lost", [True, False])
+def test_s10_a_partition_without_an_event_goes_on_where_it_began(lost: bool, passed: int) -> None:
+    """GIVEN a source that begins with what is new, and had no event since WHEN its checkpoint is lost, or its store
+    away THEN the next owner goes on where it began, or where it was passed since: what was written meanwhile comes."""
+    scene = Scene(SavePolicy())
+    scene.world.source.earliest = lambda _: position(0)  # type: ignore[method-assign]
+    scene.taker.begin(0)
+    for _ in range(passed):
+        scene.take(0)
+        scene.now += 10.0
+        scene.taker.save_due([0])
+    assert (scene.saved, scene.world.log.commits) == (passed, [])
+    if lost:
+        scene.world.checkpoints.delete("shop", 0)
+    else:
+        scene.store.away = True
+    scene.world.source.earliest = lambda _: position(9)  # type: ignore[method-assign]
+    for _ in range(2):  # an owner that ends at once leaves it as it was
+        scene.taker = scene.owner()
+        assert scene.taker.begin(0).position == position(passed)
+    scene.store.away = False
+    scene.now += 31.0
+    scene.take(2)
+    assert scene.world.heads.load("shop")[0].batch == 1
+
+
+def test_a_partition_that_a_program_of_before_began_is_noted_where_its_checkpoint_stands() -> None:
+    """GIVEN a checkpoint of before the first event, and no head WHEN an owner begins THEN the head notes it."""
+    scene = Scene(SavePolicy())
+    scene.world.checkpoints.save("shop", 0, Checkpoint(position(4), 0, scene.taker.epoch))
+    scene.taker.begin(0)
+    scene.world.checkpoints.delete("shop", 0)
+    scene.taker = scene.owner()
+    assert scene.taker.begin(0).position == position(4)
+
+
 def test_an_owner_that_began_without_its_checkpoint_is_sure_once_one_was_saved_with_the_head() -> None:
     """GIVEN an owner that began while the store was away WHEN it saves a checkpoint together with the log's head, and
     then passes something without events THEN that is saved as well.

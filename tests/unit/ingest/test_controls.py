@@ -16,7 +16,7 @@ from evermark.ingest.resume import Resume
 from evermark.ingest.take import Fenced, Taken, Taker, controls_seen_to
 from evermark.ingest.task_reports import gather
 from evermark.log.base import Tail
-from evermark.log.head import Head
+from evermark.log.head import NO_VERSION, Head
 from tests.unit.ingest.ingest_world import CrashError, World
 
 
@@ -107,3 +107,6 @@ def test_where_looking_begins() -> None:
     assert controls_seen_to(tail, head, checkpoint) == 6
     assert controls_seen_to(tail, head, None) == 7
     assert controls_seen_to(tail, None, None) == 9
+    begun = Head(0, 1, "p", NO_VERSION)
+    assert controls_seen_to(Tail(1, 1, None), begun, None) == 0, "the first batch was committed, and no more"
+    assert controls_seen_to(Tail(0, 1, None), begun, None) == 0

@@ -14,12 +14,14 @@ import pytest
 from evermark.cluster.fence import source_lease
 from evermark.cluster.memory import MemoryLeases
 from evermark.errors import EvermarkError, GapError, IdentityError, StaleError, UnreachableError
-from evermark.ingest.repair.base import Recovery, Step
+from evermark.ingest.repair.base import Choice, Recovery, Step
 from evermark.ingest.repair.memory import MemoryRecoveries
 from evermark.ingest.repair.steps import TIDY_EVERY, FoundFile, Repairer, RepairTarget, batches_of
+from evermark.ingest.take import Taker
 from evermark.log.base import LogFile
 from evermark.sources.base import Gap, Repair
 from evermark.testing.states import owners
+from tests.unit.ingest.ingest_world import World, position
 
 HOLE = cast("Gap", SimpleNamespace(position="9"))
 
@@ -42,10 +44,13 @@ class Easy(Repair):
     error: EvermarkError | None = None
     abandoned = 0
 
+    def __init__(self, gap: Gap = HOLE) -> None:
+        self.gap = gap
+
     def begin(self, stopped: Callable[[], bool], left_at: str | None = None) -> Gap:
         if self.error is not None:
             raise self.error
-        return HOLE
+        return self.gap
 
     def finish(self, position: str) -> None: ...
 
@@ -175,6 +180,34 @@ def test_what_a_late_owner_left_behind_is_removed_by_its_successor(scene: Scene)
     with pytest.raises(StaleError):
         scene.repairer.carry_out_all()
     assert scene.repair.abandoned == 1
+
+
+def test_what_a_person_skipped_before_the_first_event_stays_skipped() -> None:
+    """GIVEN a partition that has begun, and never had an event WHEN a person skips to now, and its checkpoint is lost
+    after that THEN reading goes on where it was skipped to, not where it began."""
+    world = World()
+    take = owners(world.leases)
+    nothing: Callable[..., None] = lambda *_: None  # noqa: E731
+
+    def taker() -> Taker:
+        stores: Any = (world.source, world.log, world, world.heads, world.checkpoints)
+        return Taker("shop", take(source_lease("shop")), *stores)
+
+    owner = taker()
+    assert owner.begin(0).position == position(0)
+    recoveries = MemoryRecoveries(world.leases)
+    recoveries.open("shop", 0, "asked", "", owner.epoch, Choice.SKIP)
+    news = SimpleNamespace(**dict.fromkeys(("begun", "taken", "closed", "ended"), nothing))
+    works = SimpleNamespace(recoveries=recoveries, open_log=lambda _: (world.log, owner))
+    runtime = SimpleNamespace(now=lambda: datetime.now(UTC), wake=Event)
+    gap = SimpleNamespace(position=position(5))
+    source = SimpleNamespace(partitions=lambda: [0], repair=lambda _: Easy(cast("Gap", gap)))
+    given: list[Any] = [source, works, news, runtime, None, 1.0, nothing, nothing, nothing]
+    Repairer("shop", owner.epoch, *given).carry_out_all()
+    assert recoveries.past("shop")[0].step is Step.DONE
+    assert (world.checkpoints.load("shop", 0).position, world.log.commits) == (position(5), [])
+    world.checkpoints.delete("shop", 0)
+    assert taker().begin(0).position == position(5)
 
 
 def test_batches_that_close_a_gap_follow_each_other_and_end_where_reading_goes_on() -> None:

@@ -13,7 +13,7 @@ from evermark.errors import FormatError
 from evermark.ingest.dedup import looked_up_from
 from evermark.ingest.resume import Resume, resume
 from evermark.log.base import Tail
-from evermark.log.head import Head
+from evermark.log.head import NO_VERSION, Head
 
 positions = st.integers(0, 99).map("{:03}".format)
 
@@ -38,6 +38,16 @@ def test_what_was_passed_without_events_is_known_without_the_checkpoint(checkpoi
     """GIVEN a head that notes what was passed behind its batch WHEN the checkpoint is lost, or an old one was put back
     THEN reading goes on behind it: the source may have forgotten the rest."""
     assert resume(Tail(3, 1, "030"), head(3, "044"), checkpoint, "029", "shop/0") == Resume("044", 3)
+
+
+@pytest.mark.parametrize(("passed", "goes_on"), [("", "007"), ("044", "044")])
+def test_a_partition_that_never_had_an_event_goes_on_where_it_began(passed: str, goes_on: str) -> None:
+    """GIVEN a partition that has begun, and no batch in the log WHEN its checkpoint is lost THEN reading goes on where
+    it began, or what it passed since, and not at what is the source's earliest by now."""
+    begun = Head(0, 1, "007", NO_VERSION, passed)
+    assert resume(Tail(0, 1, None), begun, None, None, "shop/0") == Resume(goes_on, 0)
+    assert resume(Tail(0, 1, None), begun, Checkpoint("055", 0, 1), None, "shop/0") == Resume("055", 0)
+    assert resume(Tail(1, 1, "030"), begun, None, "029", "shop/0") == Resume("030", 1), "its first batch was committed"
 
 
 def test_a_checkpoint_says_it_better_than_the_head() -> None:

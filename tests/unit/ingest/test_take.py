@@ -111,7 +111,7 @@ def test_a_batch_without_rows_moves_only_the_checkpoint() -> None:
     assert taker.begin(0).batch == 0
     taker.take(Taken(0, 1, epoch, position(0), position(3), ()))
     assert world.checkpoints.load("shop", 0) == Checkpoint(position(3), 0, epoch)
-    assert (world.log.commits, world.heads.load("shop")) == ([], {})
+    assert (world.log.commits, world.heads.load("shop")[0].batch) == ([], 0)
     assert taker.begin(0).position == position(3)
 
 
@@ -128,6 +128,22 @@ def test_a_stale_owner_takes_nothing() -> None:
     with pytest.raises(StaleError):
         old.begin(0)
     assert world.log.commits == []
+
+
+def test_a_stale_owner_does_not_say_where_a_partition_began() -> None:
+    """GIVEN a partition that nobody has begun WHEN the lease goes to another owner while the first one begins THEN the
+    first one notes nothing: what it passed in between would be lost to the other."""
+    world = World()
+    old = Taker("shop", _epoch(world), world.source, world.log, world, world.heads, world.checkpoints)
+    fenced = old.fence([0])[0]
+    epoch = _epoch(world)
+    with pytest.raises(StaleError):
+        old.begin(0, fenced)
+    assert world.heads.load("shop") == {} and world.checkpoints.list("shop") == {}
+    world.source.earliest = lambda _: position(2)  # type: ignore[method-assign]
+    new = Taker("shop", epoch, world.source, world.log, world, world.heads, world.checkpoints)
+    assert new.begin(0).position == position(2)
+    assert world.heads.load("shop")[0].position == position(2)
 
 
 def test_a_source_that_is_busy_is_confirmed_later() -> None:

@@ -258,11 +258,12 @@ class Repairer:
 
     def _close_gap(self, recovery: Recovery, gap: Gap) -> int:
         """Take the missing events, and checkpoint where reading goes on; returns how many events."""
-        log, taker = self.works.open_log(self.epoch)
+        _, taker = self.works.open_log(self.epoch)
         partition, start = recovery.partition, recovery.left_at
-        batch = log.fence(partition, self.epoch).batch
-        if batch:
-            start = taker.begin(partition).position or start
+        fenced = taker.fence([partition])[partition]
+        batch = fenced.tail.batch
+        if batch or fenced.head is not None or fenced.checkpoint is not None:  # else where it begins is not known yet
+            start = taker.begin(partition, fenced).position or start
         wanted = RepairTarget(self.name, partition, batch, self.epoch, start)
         found = self.works.find(gap, wanted) if recovery.choice is Choice.REPAIR else []
         failpoint.hit("repair.found")

@@ -63,7 +63,8 @@ def _parts(text: str) -> tuple[int, int, int]:
     if found is None:
         raise FormatError(
             f"{text[:80]!r} is no position of a MongoDB source",
-            hint="the checkpoint belongs to another kind of source; `evermark checkpoint reset` begins anew",
+            hint="the checkpoint belongs to another kind of source: give the source another name, or, if it never had"
+            " an event, run `evermark checkpoint reset --from oldest`",
         )
     return int(found[1], 16), int(found[2], 16), int(found[3], 16)
 

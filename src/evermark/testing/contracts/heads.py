@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
 from evermark.errors import ConflictError, StaleError
-from evermark.log.head import Head, HeadStore
+from evermark.log.head import NO_VERSION, Head, HeadStore
 
 TakeOver = Callable[[str], int]
 
@@ -53,6 +54,29 @@ class HeadContract:
             heads.move("shop", 0, head(7, epoch))
         heads.move("shop", 0, head(7, epoch), recovered=True)
         assert heads.load("shop") == {0: head(7, epoch)}
+
+    def test_before_the_first_batch_a_head_is_where_its_partition_began(
+        self, heads: HeadStore, take_over: TakeOver
+    ) -> None:
+        """It is noted once, and never moved; what was passed since is noted in it, and batch 1 follows."""
+        epoch = take_over("shop")
+        begun = Head(0, epoch, "000005", NO_VERSION)
+        for head_of_0 in (begun, begun, replace(begun, passed="000007")):
+            heads.move("shop", 0, head_of_0)
+            assert heads.load("shop") == {0: head_of_0}
+        with pytest.raises(ConflictError):
+            heads.move("shop", 0, replace(begun, position="000006"))
+        later = take_over("shop")
+        for late in (replace(begun, passed="000009"), head(1, epoch)):
+            with pytest.raises(StaleError):
+                heads.move("shop", 0, late)
+        with pytest.raises(StaleError):
+            heads.move("shop", 1, begun)
+        assert heads.load("shop")[0].passed_to == "000007"
+        heads.move("shop", 0, head(1, later))
+        with pytest.raises(ConflictError):
+            heads.move("shop", 0, replace(begun, epoch=later))
+        assert heads.load("shop") == {0: head(1, later)}
 
     def test_a_recovered_head_passes_several_batches_but_never_goes_back(
         self, heads: HeadStore, take_over: TakeOver
