@@ -26,6 +26,8 @@ _CALM_S_MAX = 500_000.0  # whoever is asked once an hour has time enough
 _KEYS = 4
 _CUT_S_MAX = 40.0
 _SHARING = 3
+_LOST = 0.5  # how often an instance starts after all checkpoints were lost
+_OTHERS_FIRST_MAX = 12
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,9 @@ def run(seed: int, mutant: Mutant | None = None, *, replays: bool = False, divid
     of = scenario(seed)
     with quiet(), mutant.applied() if mutant is not None else nullcontext():
         instances = max(of.instances, _SHARING) if divided else of.instances
-        return _run(replace(of, replays=replays, divided=divided, instances=instances))
+        # What is asked for before reading begins would never be answered.
+        from_now = of.from_now and not replays
+        return _run(replace(of, replays=replays, divided=divided, instances=instances, from_now=from_now))
 
 
 def _run(of: Scenario) -> Ran:
@@ -90,6 +94,8 @@ def _operate(world: World) -> None:
 
 
 def _start(world: World, name: str, run: int) -> None:
+    if world.scenario.from_now and world.others.random() < _LOST:
+        world.lose_checkpoints()
     instance = Instance(world, name, run)
     world.running[name] = instance
     world.say(f"START {instance.name}", "")
@@ -129,7 +135,13 @@ def _bad_days(world: World) -> None:
 
 def _produce(world: World) -> None:
     rng, numbers = world.rng, dict.fromkeys(world.scenario.places, 0)
+    others = world.others if world.scenario.from_now else None
+    for _ in range(others.randint(0, _OTHERS_FIRST_MAX) if others is not None else 0):
+        world.baton.sleep(world.others.random() * 4)
+        _write_others(world, numbers)
     for _ in range(world.scenario.transactions):
+        if others is not None and others.random() < 0.5:
+            _write_others(world, numbers)
         if not world.calm:
             world.baton.sleep(rng.random() * rng.choice((0.1, 1, 4)))
         place = rng.choice(world.scenario.places)
@@ -141,6 +153,13 @@ def _produce(world: World) -> None:
         if world.scenario.replays and rng.random() < 0.1:
             numbers[place] += 1
             world.sources[place.source].made[place.partition].append([_ask(world, place, position(numbers[place]))])
+
+
+def _write_others(world: World, numbers: dict[SourcePartition, int]) -> None:
+    """Something that is none of ours: a reader passes it, and has nothing to take."""
+    place = world.others.choice(world.scenario.places)
+    numbers[place] += 1
+    world.sources[place.source].others[place.partition] = position(numbers[place] + 1)
 
 
 def _make(world: World, place: SourcePartition, at: str) -> Made:
@@ -245,6 +264,7 @@ def _account(world: World) -> None:
         require(ids == [m.event_id for m in truth.made[place]], f"the log of {place} is not what was produced")
         require(log.durable_commits() == len(log.commits), f"{place} has commits that are not durable")
         ledger.taken += len(ids)
+    ledger.produced -= truth.never_owed
     account, queued = world.account, world.account.queued
     counted = world.store.counted("expired")
     for name, one in account.current.items():

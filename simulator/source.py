@@ -75,7 +75,9 @@ def position(number: int) -> str:
 
 @dataclass
 class SimSource(Source):
-    """Transactions appear over time and are read whole. What was confirmed is forgotten."""
+    """Transactions appear over time and are read whole. What was confirmed is forgotten. `others`: up to where each
+    partition is known to have nothing more of ours, because others have written since.
+    """
 
     name: str
     made: dict[int, list[list[Made]]]
@@ -83,11 +85,15 @@ class SimSource(Source):
     sends: Limit | None = None  # how much at a time it sends by itself; None: it is asked
     confirmed: dict[int, str] = field(default_factory=dict)
     asked: dict[str, tuple[str, str | None]] = field(default_factory=dict)  # per stream, the replay its row shows
+    from_now: bool = False  # whether it begins with what is new, and not with the oldest that it has
+    others: dict[int, str] = field(default_factory=dict)
 
     def partitions(self) -> Sequence[int]:
         return sorted(self.made)
 
     def earliest(self, partition: int) -> str:
+        if self.from_now:
+            return self._latest(partition, position(0), Limit())
         return self.confirmed.get(partition, position(0))
 
     def latest(self, after: Mapping[int, str], limit: Limit) -> dict[int, str]:
@@ -99,10 +105,10 @@ class SimSource(Source):
             if transaction[0].position < start:
                 continue
             if rows and rows + len(transaction) > limit.rows_max:
-                break
+                return end
             rows += len(transaction)
             end = position(int(transaction[-1].position) + 1)
-        return end
+        return max(end, self.others.get(partition, end))
 
     def slices(self, partition: int, start: str, end: str) -> Sequence[Slice]:
         cut = [t[0].position for t in self.made[partition] if start < t[0].position < end]

@@ -33,10 +33,21 @@ def lease_of(leases: MemoryLeases, source: str, partition: int) -> str:
 class Truth:
     """Knows everything that was produced, and what of it is safe."""
 
-    def __init__(self, logs: Mapping[str, SimLog], leases: MemoryLeases, checkpoints: MemoryCheckpoints) -> None:
+    def __init__(
+        self,
+        logs: Mapping[str, SimLog],
+        leases: MemoryLeases,
+        checkpoints: MemoryCheckpoints,
+        *,
+        from_now: bool = False,
+    ) -> None:
         self._logs = logs
         self._leases = leases
         self._checkpoints = checkpoints
+        self._from_now = from_now
+        self.began: dict[SourcePartition, str] = {}  # where it was first noted that reading begins
+        self.never_owed = 0  # how many events stood before that
+        self._lost: dict[SourcePartition, Checkpoint] = {}
         self.made: dict[SourcePartition, list[Made]] = defaultdict(list)  # without repeats
         self.begun: dict[SourcePartition, int] = {}  # the epoch of the last owner that began
         self._durable_ids: dict[str, set[str]] = defaultdict(set)
@@ -65,6 +76,12 @@ class Truth:
         require_epoch(self._leases, lease_of(self._leases, source, partition), head.epoch, "a log head")
         durable = self._logs[source].durable_batch(partition)
         require(head.batch <= durable, f"head of {source}/{partition} at {head.batch}; durable is {durable}")
+        place = SourcePartition(source, partition)
+        if self._from_now and place not in self.began:
+            self.began[place] = head.position
+            owed = [made for made in self.made[place] if made.position >= head.position]
+            self.never_owed += len(self.made[place]) - len(owed)
+            self.made[place][:] = owed
 
     def after_checkpoint(self, source: str, partition: int, checkpoint: Checkpoint) -> None:
         require_epoch(self._leases, lease_of(self._leases, source, partition), checkpoint.epoch, "a checkpoint")
@@ -80,7 +97,14 @@ class Truth:
 
     def after_confirm(self, source: str, partition: int, end: str) -> None:
         saved = self._checkpoints.list(source).get(partition)
+        known = [one.position for one in (saved, self._lost.get(SourcePartition(source, partition))) if one is not None]
         require(
-            saved is not None and end <= saved.position,
+            bool(known) and end <= max(known),
             f"{source}/{partition} was confirmed to {end}; the checkpoint is {saved}",
         )
+
+    def before_loss(self, place: SourcePartition) -> None:
+        """Its checkpoint is about to be lost: what it said was passed may still be confirmed."""
+        saved = self._checkpoints.list(place.source).get(place.partition)
+        if saved is not None:
+            self._lost[place] = saved

@@ -85,6 +85,8 @@ class World:
     def __init__(self, scenario: Scenario) -> None:
         self.scenario = scenario
         self.rng = random.Random(scenario.seed * 7919 + 1)
+        # Of what not all seeds have: it changes nothing for the others.
+        self.others = random.Random(f"{scenario.seed} others")
         self.baton = Baton(self.rng, scenario.switch_chance, scenario.tick_s)
         self.calm = False
         self.ledger = Ledger()
@@ -105,11 +107,11 @@ class World:
         reach = scenario.repeat_reach if scenario.repeat_chance else 0
         sends = Limit(rows_max=scenario.rows_max) if scenario.sends else None
         self.sources = {
-            name: SimSource(name, {p: [] for p in partitions}, reach, sends)
+            name: SimSource(name, {p: [] for p in partitions}, reach, sends, from_now=scenario.from_now)
             for name, partitions in scenario.sources.items()
         }
         self.logs = {name: SimLog(name) for name in self.sources}
-        self.truth = Truth(self.logs, self.leases, self.checkpoints)
+        self.truth = Truth(self.logs, self.leases, self.checkpoints, from_now=scenario.from_now)
         self.account = Account(self.logs, self.leases, self.heads, self.store, self.rng, self.clock)
         self.replays = SimReplayStore(self.store, clock=self.clock, new_id=lambda: f"r{self.number()}", slices=SLICES)
         self.replayed = ReplayAccount(self.account, self.replays, self.leases, self.logs)
@@ -215,6 +217,14 @@ class World:
         process.dead = True
         self.restart_at[process.name.partition(".")[0]] = self.baton.now + self.rng.random() * _RESTART_S_MAX
         self.ledger.crashes += 1
+
+    def lose_checkpoints(self) -> None:
+        """All of them, whoever reads meanwhile."""
+        self.say("CHECKPOINTS", "are lost")
+        for place in self.scenario.places:
+            self.truth.before_loss(place)
+            self.checkpoints.delete(place.source, place.partition)
+        self.account.met["checkpoints lost"] += 1
 
     def crash_machine(self) -> None:
         """A power cut: every instance dies, and the log falls back to what was synced."""

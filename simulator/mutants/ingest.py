@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime
 
 from evermark.checkpoints.base import Checkpoint
@@ -9,7 +10,7 @@ from evermark.cluster import memory as lease_memory
 from evermark.cluster.base import Holder
 from evermark.cluster.liveness import Held, IsGone
 from evermark.ingest import take
-from evermark.ingest.resume import Resume
+from evermark.ingest.resume import Resume, resume
 from evermark.ingest.take import Taken, Taker
 from evermark.log import memory as log_memory
 from evermark.log.base import Append, Tail
@@ -60,6 +61,18 @@ def _resume_forgets_repeats(
     return Resume(checkpoint.position if checkpoint else logged_to, tail.batch, repeats_to=logged_to)
 
 
+def _beginning_forgotten(
+    tail: Tail, head: Head | None, checkpoint: Checkpoint | None, logged_to: str | None, where: str
+) -> Resume:
+    return resume(tail, head if tail.batch else None, checkpoint, logged_to, where)
+
+
+def _passed_forgotten(
+    tail: Tail, head: Head | None, checkpoint: Checkpoint | None, logged_to: str | None, where: str
+) -> Resume:
+    return resume(tail, replace(head, passed="") if head is not None else None, checkpoint, logged_to, where)
+
+
 def _tail_unfenced(self: MemoryLog, partition: int, epoch: int) -> Tail:
     return self.tail(partition)
 
@@ -102,6 +115,16 @@ INGEST: tuple[Mutant, ...] = (
         "a second begin forgets that the log is ahead of the checkpoint",
         ((take, "resume", _resume_forgets_repeats),),
         200,
+    ),
+    Mutant(
+        "beginning-forgotten",
+        "a partition without an event begins anew where its checkpoint is lost",
+        ((take, "resume", _beginning_forgotten),),
+    ),
+    Mutant(
+        "passed-forgotten",
+        "what was passed without an event is known to the checkpoint alone",
+        ((take, "resume", _passed_forgotten),),
     ),
     Mutant(
         "fence-skipped",
