@@ -10,6 +10,7 @@ from evermark.errors import EvermarkError
 from evermark.ingest.owner import SourceOwner
 from evermark.ingest.repair import steps as repairer
 from evermark.ingest.repair.base import Recovery
+from evermark.ingest.repair.memory import MemoryRecoveries
 from evermark.ingest.repair.steps import Repairer
 from evermark.sources.base import Gap
 from evermark.sources.postgres import survey
@@ -24,6 +25,7 @@ from simulator.mutants.mutant import Mutant
 from simulator.repair.server import ModelServer, OutboxRow
 
 _close_gap = Repairer._close_gap
+_taking = MemoryRecoveries.taking
 _candidates = ModelServer.candidates
 _slot_trouble = survey._slot_trouble
 
@@ -39,9 +41,15 @@ def _looks_before_the_slot(self: OutboxRepair, stopped: Callable[[], bool], left
     return server.gap(NewSlot(new.lsn, seen.snapshot), found.incarnation, server.floor())
 
 
-def _closes_first(self: Repairer, recovery: Recovery, gap: Gap) -> int:
-    self.works.recoveries.close_gap(recovery, gap.position, 0, self.epoch)
-    return _close_gap(self, recovery, gap)
+def _counts_what_was_noted_last(self: MemoryRecoveries, recovery: Recovery, logged: int, rows: int, epoch: int) -> None:
+    if rows == 0:
+        self._taking.pop(recovery.id, None)  # a try begins
+    _taking(self, recovery, logged, rows, epoch)
+
+
+def _closes_first(self: Repairer, recovery: Recovery, gap: Gap) -> None:
+    self.works.recoveries.close_gap(recovery, gap.position, self.epoch)
+    _close_gap(self, recovery, gap)
 
 
 def _any_own_slot(own: Slot | None, spare: Slot | None, at: Position, place: PostgresTarget) -> Ending:
@@ -117,6 +125,11 @@ MUTANTS: tuple[Mutant, ...] = (
         "closed-before-taken",
         "a gap is recorded as closed before what was missing is in the log",
         ((Repairer, "_close_gap", _closes_first),),
+    ),
+    Mutant(
+        "counted-by-the-last-try",
+        "what a try took that ended before it could say so is not counted",
+        ((MemoryRecoveries, "taking", _counts_what_was_noted_last),),
     ),
     Mutant(
         "any-own-slot",

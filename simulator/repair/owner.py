@@ -64,6 +64,7 @@ class RepairWorks(SimWorks):
                 for r, at in zip(some, places, strict=True)
             ]
             file = self.log.write(wanted.partition, batch, written)
+            self._repaired.repaired.add(file.path)
             found.append(FoundFile(file, gap.positions(first + len(some), 1)[0].as_py()))
         return found
 

@@ -6,6 +6,7 @@ from collections import Counter
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 
+from evermark.ingest.repair.base import Step
 from simulator.baton import Process
 from simulator.broken import Broken, require
 from simulator.instance import Instance, owner_of
@@ -116,4 +117,9 @@ def _account(world: MendWorld) -> int:
     missing = {row.event_id for row in world.server.rows} - set(ids) - world.skipped
     require(not missing, f"{len(missing)} events are lost")
     require(len(ids) == len(set(ids)), "an event is in the log twice")
+    repaired = sum(file.rows for append in log.commits for file in append.files if file.path in world.repaired)
+    past = world.recoveries.past(NAME)
+    counted, given_up = sum(one.taken for one in past), any(one.step is Step.FAILED for one in past)
+    is_true = counted <= repaired if given_up else counted == repaired
+    require(is_true, f"recoveries counted {counted} events, and repairs took {repaired}")
     return len(ids)

@@ -21,6 +21,7 @@ from simulator.truth import Truth, require_epoch
 from simulator.world import World
 
 NAME = "shop"
+_EPOCH_AT = {"open": 4, "move": 2, "taking": 3, "close_gap": 2}
 
 
 class MendWorld(World):
@@ -33,6 +34,7 @@ class MendWorld(World):
         self.skipped: set[str] = set()
         self.reading: dict[str, set[int]] = {}  # by instance: the partitions that are read just now
         self.met: Counter[str] = Counter()
+        self.repaired: set[str] = set()  # files that repairs wrote
         self.truth = MendTruth(self)
         self.partitions = range(len(scenario.places))
         self._finished: set[int] = set()
@@ -82,8 +84,8 @@ class MendWorld(World):
     # what must hold
 
     def landed_at_recoveries(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if method in ("open", "move", "close_gap"):
-            epoch = args[4] if method == "open" else args[2] if method == "move" else args[3]
+        if method in _EPOCH_AT:
+            epoch = args[_EPOCH_AT[method]]
             require_epoch(self.leases, source_lease(NAME), epoch, f"recoveries.{method}")
         for recovery in self.recoveries.past(NAME):
             require(recovery.tries <= TRIES_MAX, f"recovery {recovery.id} was tried {recovery.tries} times")

@@ -6,6 +6,10 @@ import json
 import random
 from pathlib import Path
 
+import pyarrow.parquet as pq
+
+from evermark.log.read import LogReader
+from evermark.storage import readable
 from evermark.testing.chaos_mongo import primaries_killed
 from evermark.testing.commands import REAL
 from evermark.testing.mongo_shop import MongoScene, MongoWriter
@@ -71,6 +75,8 @@ def test_history_lost_while_nobody_read_is_repaired_by_itself_with_a_death_on_th
         orders.update_one({"_id": "new"}, {"$set": {"n": 1}})
         until(lambda: scene.implied() == scene.documents(), "it goes on")
         assert _past(scene) == [("repair", "done", "itself")] * 2
+        counted = sum(each["taken"] for each in json.loads(scene.run("source", "recover", "--json").stdout)["past"])
+        assert counted == _repaired(scene), f"what tries took that died is counted, too (seed {seed})"
         assert last.terminate() == 0
 
         orders.update_many({}, {"$set": {"n": 100}})
@@ -95,11 +101,15 @@ class FromNow(MongoScene):
 
 
 def test_s10_a_partition_without_an_event_whose_checkpoint_is_lost_goes_on_where_it_began(
-    mongo_server: MongoReplicaSet, tmp_path: Path
+    mongod: Path, tmp_path: Path
 ) -> None:
     """GIVEN a source that reads from now on, and had no event yet WHEN it is stopped, its checkpoints are forgotten,
     and orders are written THEN they come with the next start."""
-    with FromNow(tmp_path, mongo_server, {"one": None}, partitions=2) as scene, mongo_server.client() as client:
+    with (
+        mongo_replica_set(tmp_path / "mongo") as servers,
+        FromNow(tmp_path, servers, {"one": None}, partitions=2) as scene,
+        servers.client() as client,
+    ):
         first = scene.up()
         until(lambda: all(first.health(f"shop/{p}").get("status") == "healthy" for p in (0, 1)), "both are read")
         assert first.terminate() == 0
@@ -119,6 +129,13 @@ def _forget_all(servers: MongoReplicaSet) -> None:
     with servers.client() as client:
         now = client.admin.command("hello")["operationTime"]
     forget(servers, now.time << 32 | now.inc)
+
+
+def _repaired(scene: MongoScene) -> int:
+    """How many events of the log were found missing."""
+    files = LogReader(scene.log_root / scene.source).files()
+    rows = [row for file in files for row in pq.read_table(readable(file.path), columns=["flags"]).to_pylist()]
+    return sum("repaired" in (row["flags"] or ()) for row in rows)
 
 
 def _past(scene: MongoScene) -> list[tuple[str, str, str]]:

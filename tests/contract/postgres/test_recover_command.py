@@ -177,7 +177,7 @@ def test_a_persons_word_replaces_what_was_under_way(file: Path, deployment: Depl
     now = deployment.recoveries.current("shop", 0)
     assert now is not None and (now.id, now.choice, now.tries) == (recovery.id, Choice.SKIP, 0)
     # AND a gap that is closed already is not opened again
-    deployment.recoveries.close_gap(now, "q", 0, lease.epoch)
+    deployment.recoveries.close_gap(now, "q", lease.epoch)
     assert "closed already" in invoke("recover", "--choice", "repair", "-c", file).stderr
     now = deployment.recoveries.current("shop", 0)
     assert now is not None and (now.choice, now.step) == (Choice.SKIP, Step.CLOSED)

@@ -88,9 +88,9 @@ def scene(pg_dsn: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
         take_over = owners(PostgresLeases(state, is_gone=lambda _: True))
         made = Scene(Recoveries(state), take_over(source_lease("shop")))
 
-        def close_gap(_self: Steps, recovery: Recovery, _gap: Gap) -> int:
+        def close_gap(self: Steps, recovery: Recovery, _gap: Gap) -> None:
             made.told.append(f"close by {recovery.choice}")
-            return 3
+            self.works.recoveries.taking(recovery, 0, 3, self.epoch)
 
         monkeypatch.setattr(Steps, "_close_gap", close_gap)
         yield made

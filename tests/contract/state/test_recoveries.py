@@ -59,14 +59,14 @@ class TestPostgresRecoveries(RecoveryContract):
         epoch = take_over()
         closed = recoveries.open("shop", 0, "the slot is gone", "1", epoch)
         assert recoveries.to_tell() == {}
-        recoveries.close_gap(closed, "2", 0, epoch)
+        recoveries.close_gap(closed, "2", epoch)
         recoveries.move(closed, Step.DONE, epoch)
         assert recoveries.to_tell() == {}
         failed = recoveries.open("shop", 0, "the slot is gone again", "2", epoch)
         recoveries.move(failed, Step.FAILED, epoch, error="no events table")
         assert recoveries.to_tell() == {("shop", 0): (failed.id, "a gap could not be closed: no events table")}
         accepted = recoveries.open("shop", 0, "let it be", "2", epoch, Choice.SKIP)
-        recoveries.close_gap(accepted, "3", 0, epoch)
+        recoveries.close_gap(accepted, "3", epoch)
         assert recoveries.to_tell() == {("shop", 0): (accepted.id, "a gap was accepted: let it be")}
 
     def test_s4_a_large_gap_is_told_once_it_is_closed_and_as_a_failure_if_it_is_not(
@@ -80,7 +80,7 @@ class TestPostgresRecoveries(RecoveryContract):
         assert [recoveries.set_large(gap), recoveries.set_large(gap)] == [True, False]
         said = "a gap was so large that what you keep should be fetched anew: the slot is gone"
         assert recoveries.to_tell() == {}
-        recoveries.close_gap(gap, "2", 0, epoch)
+        recoveries.close_gap(gap, "2", epoch)
         assert recoveries.to_tell() == {("shop", 0): (gap.id, said)}
         recoveries.move(gap, Step.DONE, epoch)
         other = recoveries.open("shop", 0, "the slot is gone again", "2", epoch)

@@ -85,7 +85,7 @@ class Scene:
             left_behind=nothing,
             ended=lambda recovery, error: self.ends.append((recovery.partition, error)),
         )
-        monkeypatch.setattr(Repairer, "_close_gap", lambda *_: 0)
+        monkeypatch.setattr(Repairer, "_close_gap", nothing)
         self.repairer = Repairer(
             "shop",
             self.epoch,

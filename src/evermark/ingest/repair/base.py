@@ -70,8 +70,15 @@ class RecoveryStore(Protocol):
     def move(self, recovery: Recovery, step: Step, epoch: int, *, error: str = "", tried: bool = False) -> None:
         """To another step. A finished recovery does not change."""
 
-    def close_gap(self, recovery: Recovery, position: str, taken: int, epoch: int) -> None:
-        """To the step `closed`; refused with `BusyError` if a person has chosen otherwise meanwhile."""
+    def taking(self, recovery: Recovery, logged: int, rows: int, epoch: int) -> None:
+        """The batch behind batch `logged`, the last in the log, will have so many events. What was noted before is
+        counted as taken if its batch is in the log, and else forgotten.
+        """
+
+    def close_gap(self, recovery: Recovery, position: str, epoch: int) -> None:
+        """To the step `closed`: what was noted last is taken, too. Refused with `BusyError` if a person has chosen
+        otherwise meanwhile.
+        """
 
 
 def may_open(error: EvermarkError) -> bool:

@@ -21,6 +21,7 @@ class MemoryRecoveries:
         self._leases = leases
         self._clock = clock
         self._kept: dict[int, Recovery] = {}
+        self._taking: dict[int, tuple[int, int]] = {}  # the batch that is taken just now, and its events
         self._lock = threading.RLock()
 
     def current(self, source: str, partition: int) -> Recovery | None:
@@ -54,12 +55,22 @@ class MemoryRecoveries:
                 tries, now = found.tries + tried, self._clock()
                 self._kept[found.id] = replace(found, step=step, error=error[:TEXT_MAX], tries=tries, changed_at=now)
 
-    def close_gap(self, recovery: Recovery, position: str, taken: int, epoch: int) -> None:
+    def taking(self, recovery: Recovery, logged: int, rows: int, epoch: int) -> None:
+        with self._lock:
+            self._fence(recovery, epoch)
+            found = self._kept[recovery.id]
+            if found.step in _UNDER_WAY:
+                batch, before = self._taking.get(found.id, (0, 0))
+                self._kept[found.id] = replace(found, taken=found.taken + (before if batch <= logged else 0))
+                self._taking[found.id] = (logged + 1, rows)
+
+    def close_gap(self, recovery: Recovery, position: str, epoch: int) -> None:
         with self._lock:
             self._fence(recovery, epoch)
             found = self._kept[recovery.id]
             if found.step not in _UNDER_WAY or found.choice is not recovery.choice:
                 raise chosen_otherwise(recovery)
+            _, taken = self._taking.pop(found.id, (0, 0))
             self._kept[found.id] = replace(found, position=position, taken=found.taken + taken)
             self.move(recovery, Step.CLOSED, epoch)
 

@@ -40,9 +40,16 @@ update recoveries
 set step = %s, error = %s, tries = tries + %s, changed_at = clock_timestamp()
 where id = %s and step in ('opened', 'closed')
 """
+_TAKING = """
+update recoveries
+set taken = taken + case when taking_batch <= %(logged)s then taking_rows else 0 end,
+    taking_batch = %(logged)s + 1, taking_rows = %(rows)s
+where id = %(id)s and step in ('opened', 'closed')
+"""
 _CLOSE = """
 update recoveries
-set step = 'closed', position = %s, taken = taken + %s, error = '', changed_at = clock_timestamp()
+set step = 'closed', position = %s, taken = taken + taking_rows, taking_rows = 0, error = '',
+    changed_at = clock_timestamp()
 where id = %s and choice = %s and step in ('opened', 'closed')
 """
 
@@ -102,9 +109,13 @@ class Recoveries:
         with self._fenced(recovery, epoch) as conn:
             conn.execute(_MOVE, (step, error[:TEXT_MAX], int(tried), recovery.id))
 
-    def close_gap(self, recovery: Recovery, position: str, taken: int, epoch: int) -> None:
+    def taking(self, recovery: Recovery, logged: int, rows: int, epoch: int) -> None:
         with self._fenced(recovery, epoch) as conn:
-            if conn.execute(_CLOSE, (position, taken, recovery.id, recovery.choice)).rowcount != 1:
+            conn.execute(_TAKING, {"id": recovery.id, "logged": logged, "rows": rows})
+
+    def close_gap(self, recovery: Recovery, position: str, epoch: int) -> None:
+        with self._fenced(recovery, epoch) as conn:
+            if conn.execute(_CLOSE, (position, recovery.id, recovery.choice)).rowcount != 1:
                 raise chosen_otherwise(recovery)
 
 

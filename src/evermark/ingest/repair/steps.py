@@ -244,8 +244,8 @@ class Repairer:
             # A person who chose knows which server this is; else it has to be the server we left.
             gap = repair.begin(self.stopped.is_set, None if now.by_person else now.left_at or None)
             now = self._as_it_is(now)  # waiting for a slot takes up to an hour: somebody may have chosen otherwise
-            taken = self._close_gap(now, gap)
-            self.works.recoveries.close_gap(now, gap.position, taken, self.epoch)
+            self._close_gap(now, gap)
+            self.works.recoveries.close_gap(now, gap.position, self.epoch)
             now = replace(now, step=Step.CLOSED, position=gap.position)
             failpoint.hit("repair.closed")
         if now.position is None:
@@ -256,24 +256,26 @@ class Repairer:
         failpoint.hit("repair.done")
         self._ended(now, None)
 
-    def _close_gap(self, recovery: Recovery, gap: Gap) -> int:
-        """Take the missing events, and checkpoint where reading goes on; returns how many events."""
+    def _close_gap(self, recovery: Recovery, gap: Gap) -> None:
+        """Take the missing events, and checkpoint where reading goes on."""
         _, taker = self.works.open_log(self.epoch)
         partition, start = recovery.partition, recovery.left_at
         fenced = taker.fence([partition])[partition]
         batch = fenced.tail.batch
         if batch or fenced.head is not None or fenced.checkpoint is not None:  # else where it begins is not known yet
             start = taker.begin(partition, fenced).position or start
+        self.works.recoveries.taking(recovery, batch, 0, self.epoch)  # what an earlier try took is counted now
         wanted = RepairTarget(self.name, partition, batch, self.epoch, start)
         found = self.works.find(gap, wanted) if recovery.choice is Choice.REPAIR else []
         failpoint.hit("repair.found")
         rows = 0
         for taken in batches_of(found, gap, wanted):
+            if taken.files:
+                self.works.recoveries.taking(recovery, taken.batch - 1, taken.rows, self.epoch)
             taker.take(taken, repaired=True)
             self.news.taken(taken)
             rows += taken.rows
         self.news.closed(recovery, gap, rows, sum((Counter(one.ops) for one in found), Counter()))
-        return rows
 
     def _past(self, partition: int) -> list[Recovery]:
         return [r for r in self.works.recoveries.past(self.name) if r.partition == partition]

@@ -42,12 +42,31 @@ class RecoveryContract:
         assert (begun.step, begun.position, begun.tries, len(begun.reason)) == (Step.OPENED, None, 0, TEXT_MAX)
         recoveries.move(begun, Step.OPENED, epoch, error="busy")
         recoveries.move(begun, Step.OPENED, epoch, error="broken", tried=True)
-        recoveries.close_gap(begun, "9", 3, epoch)
+        recoveries.taking(begun, 0, 3, epoch)
+        recoveries.close_gap(begun, "9", epoch)
         recoveries.move(begun, Step.OPENED, epoch, error="lost too", tried=True)
-        recoveries.close_gap(begun, "12", 4, epoch)
+        recoveries.taking(begun, 1, 4, epoch)
+        recoveries.close_gap(begun, "12", epoch)
         recoveries.move(begun, Step.DONE, epoch)
         (found,) = recoveries.past("shop")
         assert (found.step, found.position, found.taken, found.tries, found.error) == (Step.DONE, "12", 7, 2, "")
+
+    @pytest.mark.parametrize(("is_logged", "taken"), [(True, 5 + 7 + 2), (False, 5 + 2)])
+    def test_what_a_try_took_is_counted_though_it_ended_before_it_could_say_so(
+        self, recoveries: RecoveryStore, epoch: int, is_logged: bool, taken: int
+    ) -> None:
+        """A batch that is in the log when the next try begins was taken, and one that is not was never."""
+        begun = recoveries.open("shop", 0, "lost", "5", epoch)
+        recoveries.taking(begun, 3, 0, epoch)
+        recoveries.taking(begun, 3, 5, epoch)
+        recoveries.taking(begun, 4, 7, epoch)
+        assert (current := recoveries.current("shop", 0)) is not None and current.taken == 5
+        logged = 5 if is_logged else 4
+        recoveries.taking(begun, logged, 0, epoch)
+        recoveries.taking(begun, logged, 2, epoch)
+        recoveries.close_gap(begun, "9", epoch)
+        recoveries.close_gap(begun, "9", epoch)
+        assert recoveries.past("shop")[0].taken == taken
 
     def test_what_is_finished_moves_no_more(self, recoveries: RecoveryStore, epoch: int) -> None:
         """Whoever is late changes nothing, and cannot close it."""
@@ -55,7 +74,9 @@ class RecoveryContract:
         recoveries.move(begun, Step.FAILED, epoch, error="given up", tried=True)
         recoveries.move(begun, Step.CLOSED, epoch)
         with pytest.raises(BusyError):
-            recoveries.close_gap(begun, "9", 2, epoch)
+            recoveries.close_gap(begun, "9", epoch)
+        recoveries.taking(begun, 0, 2, epoch)
+        recoveries.taking(begun, 1, 2, epoch)
         (found,) = recoveries.past("shop")
         assert (found.step, found.position, found.taken, found.error) == (Step.FAILED, None, 0, "given up")
 
@@ -68,8 +89,8 @@ class RecoveryContract:
         chosen = recoveries.open("shop", 0, "skip it", "5", epoch, Choice.SKIP)
         assert (chosen.id, chosen.choice, chosen.by_person, chosen.tries) == (before.id, Choice.SKIP, True, 0)
         with pytest.raises(BusyError, match="changed"):
-            recoveries.close_gap(before, "9", 0, epoch)
-        recoveries.close_gap(chosen, "9", 0, epoch)
+            recoveries.close_gap(before, "9", epoch)
+        recoveries.close_gap(chosen, "9", epoch)
         late = recoveries.open("shop", 0, "after all", "5", epoch, Choice.REPAIR)
         assert (late.id, late.choice, late.step) == (before.id, Choice.SKIP, Step.CLOSED)
 
@@ -82,7 +103,8 @@ class RecoveryContract:
             lambda: recoveries.open("shop", 1, "lost", "5", old),
             lambda: recoveries.open("shop", 0, "skip it", "5", old, Choice.SKIP),
             lambda: recoveries.move(begun, Step.DONE, old),
-            lambda: recoveries.close_gap(begun, "9", 0, old),
+            lambda: recoveries.taking(begun, 0, 1, old),
+            lambda: recoveries.close_gap(begun, "9", old),
         ]
         for write in writes:
             with pytest.raises(StaleError):
