@@ -19,7 +19,7 @@ from evermark.cluster.holding import Candidate, LeaseKeeper, Share
 from evermark.delivery.base import Cursor, SourcePartition
 from evermark.delivery.replay.owner import RequestDesk
 from evermark.delivery.work import Span
-from evermark.errors import EvermarkError, known
+from evermark.errors import EvermarkError, NotFoundError, known
 from evermark.event import Seen
 from evermark.ingest.checkpoint_saver import SavingNews
 from evermark.ingest.copying.requests import CopyRequests
@@ -499,7 +499,8 @@ class SourceRunner(SavingNews):
             if is_unwell(self._failed_rounds):
                 said = known(error)
                 reason = f"{self._failed_rounds} rounds in a row have failed: {said.message}"
-                self.board.log_unwell(self.name, MAINTENANCE, reason, said.hint or _MAINTENANCE_HINT)
+                hint = "" if isinstance(said, NotFoundError) else said.hint  # which is of a log that never was there
+                self.board.log_unwell(self.name, MAINTENANCE, reason, hint or _MAINTENANCE_HINT)
             return None
         if self._failed_rounds != 0:
             self._failed_rounds = 0

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from functools import partial
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -21,11 +22,14 @@ from evermark.cluster.kinds import look_at_leases, open_leases
 from evermark.config import Config
 from evermark.errors import EvermarkError, SetupError
 from evermark.ingest.repair.postgres import Recoveries
+from evermark.log.maintenance import Maintenance
+from evermark.log.read import sources_at
 from evermark.observe.finding import Finding, Grade, for_source, ok, warning, worst, wrong
 from evermark.observe.logging import without_secrets
 from evermark.sources.base import Source
 from evermark.sources.kinds import SourceState, kind_of
 from evermark.state.connection import State, schema_for
+from evermark.storage import Place
 
 Found = tuple[str, Finding]  # the name of the source, empty for the deployment itself
 
@@ -69,7 +73,11 @@ def examined_all(config: Config, names: Iterable[str]) -> list[Found]:
         for name in names:
             settings = config.sources[name]
             look = None if state is None else partial(_look, config, name, state)
-            examined = kind_of(settings, name).examine(settings, source_context(config, name, None), look)
+            kind, context = kind_of(settings, name), source_context(config, name, None)
+            try:
+                examined = list(kind.examine(settings, context, look))
+            except EvermarkError as error:  # of what State and the log say of it: the source itself is examined
+                examined = [*kind.examine(settings, context, None), wrong("log", error.message, error.hint)]
             rows += [(name, finding) for finding in examined]
     return rows
 
@@ -108,8 +116,16 @@ def _look(config: Config, name: str, state: State, source: Source) -> SourceStat
         owner,
         {each.partition: each.checkpoint.position for each in found if each.checkpoint is not None},
         frozenset(each.partition for each in found if each.current is not None),
-        tuple(_judged_by_state(found, owner)),
+        (*_judged_by_state(found, owner), *_about_files(log_place(config), name)),
     )
+
+
+def _about_files(root: Place, name: str) -> Iterator[Finding]:
+    missing = Maintenance(root / name).missing() if name in sources_at(root) else []
+    if missing:
+        events = sum(file.rows for file in missing)
+        said = f"{len(missing)} files with {events} events are missing, the first is {Path(missing[0].path).name}"
+        yield wrong("log", said, f"put them back from a copy: evermark log missing --source {name} lists them")
 
 
 def _owner(config: Config, state: State, lease: str) -> str | None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from evermark.errors import EngineError
 from evermark.log.base import LogFile
+from evermark.log.opened import gone
 from evermark.storage import Place, storage_of, trouble_is_said
 
 # More than one small batch needs, its commit included.
@@ -42,6 +43,8 @@ def require_room(folder: Place) -> None:
     the next try itself."""
     if not isinstance(folder, Path):
         return
+    if not folder.exists():
+        raise gone(folder)
     # Tried, because the number of free bytes does not tell of quotas and reserves.
     with trouble_is_said(folder), tempfile.TemporaryFile(dir=folder, prefix=".room-") as probe:
         probe.write(bytes(ROOM_BYTES))

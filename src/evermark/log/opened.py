@@ -13,8 +13,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from evermark.errors import FormatError
-from evermark.storage import readable
+from evermark.errors import FormatError, UnreachableError
+from evermark.storage import Place, readable
 
 PLAYBOOK = "docs/playbook.md, `The log is lost or damaged`"
 _HINT = f"put it back from a copy, and it goes on by itself; if there is none: {PLAYBOOK}"
@@ -48,6 +48,14 @@ def damage_is_said(path: str) -> Iterator[None]:
 
 def lost(path: str) -> FormatError:
     return FormatError(f"the file {path} of the log is missing", hint=_HINT)
+
+
+def gone(folder: Place) -> UnreachableError:
+    """The folder of a log, though the log was there: its disk may be away."""
+    return UnreachableError(
+        f"the log at {folder} is gone: it was there when it was opened",
+        hint=f"is its disk mounted? Else stop all instances, put it back from a copy and start again; {PLAYBOOK}",
+    )
 
 
 def require_readable(paths: Iterable[str]) -> None:

@@ -18,8 +18,9 @@ from typing import Any
 import pyarrow as pa
 from deltalake import QueryBuilder
 
-from evermark.errors import ConfigError
+from evermark.errors import ConfigError, EvermarkError, FormatError
 from evermark.event import EVENT
+from evermark.log.opened import require_readable
 from evermark.log.read import sources_at
 from evermark.log.table import open_table
 from evermark.settings.problems import nearest
@@ -58,6 +59,7 @@ _COMMANDS = re.compile(r"\s*(explain|describe|desc|show)\b", re.IGNORECASE)
 _NO_COLUMN = re.compile(r"No field named (.+?)\.(?: Did you mean .*)?$", re.MULTILINE)
 _NO_TABLE = re.compile(r"table '(?:[^'.]+\.)*([^'.]+)' not found")
 _NO_FUNCTION = re.compile(r"Invalid function '([^']+)'")
+_FILE = re.compile(r"([^/\s]+)/([^/\s]+\.parquet)")
 _NO_CAST = re.compile(r"Cannot cast string '[^']*' to value of \w+ type")
 _SYNTAX = re.compile(r'ParserError\("(.*)"\)', re.DOTALL)
 _STEPS = re.compile(r"^(?:(?:\w+ error|Error during planning|This feature is not implemented): )+")
@@ -99,7 +101,7 @@ def query(
     engine.execute(f"set datafusion.runtime.memory_limit = '{MEMORY_BYTES_MAX // 1024**2}M'").read_all()
     for name in tables:
         engine.register(name, open_table(root / name))
-    said = _Refusals(text, tables, spark_knows, own_dialect)
+    said = _Refusals(root, text, tables, spark_knows, own_dialect)
     try:
         stream = engine.execute(_SHOW_TABLES.sub(_TABLES, text))
     except Exception as error:  # noqa: BLE001 - the engine's errors have no common class
@@ -192,6 +194,7 @@ def _parsed(text: str) -> Any:
 class _Refusals:
     """The engine's refusals as errors of ours: one line, and what to do."""
 
+    root: Place
     text: str
     tables: Sequence[str]
     spark_knows: Callable[[str], bool]
@@ -200,8 +203,10 @@ class _Refusals:
     def __post_init__(self) -> None:
         self.differs = "" if self.own_dialect else difference(self.text)
 
-    def __call__(self, error: Exception) -> ConfigError:
+    def __call__(self, error: Exception) -> EvermarkError:
         said = str(error)
+        if (damage := self._damage(said)) is not None:
+            return damage
         there_are = f"the tables are {', '.join(self.tables)}" if self.tables else "the log has nothing yet"
         dialect_hint = f"the SQL is that of {'DataFusion' if self.own_dialect else 'Spark'}; {there_are}"
         if "Resources exhausted" in said or "not enough memory" in said.lower():
@@ -228,6 +233,16 @@ class _Refusals:
         if "not implemented" in said or (_SYNTAX.search(said) and _parsed(self.text) is not None):
             return NeedsSpark(f"query: DataFusion cannot do this ({line.split(' {')[0]})")
         return ConfigError(f"query: {line}", hint=dialect_hint)
+
+    def _damage(self, said: str) -> FormatError | None:
+        """The error is no fault of the query: a file that it names is missing or damaged."""
+        for table, name in _FILE.findall(said):
+            if table in self.tables:
+                try:
+                    require_readable([str(self.root / table / name)])
+                except FormatError as damage:
+                    return damage
+        return None
 
     def _no_column(self, name: str, said: str) -> ConfigError:
         if self._means_something_to_spark(name):

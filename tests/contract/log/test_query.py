@@ -18,6 +18,7 @@ from evermark.event import EVENT
 from evermark.log import query as log_query
 from evermark.log.append import DeltaLog
 from evermark.log.query import NeedsSpark, query
+from evermark.log.read import LogReader
 from tests.contract.log.log_scene import fill
 
 README = Path(__file__).parents[3] / "README.md"
@@ -194,6 +195,19 @@ def test_the_own_dialect_of_the_engine_can_be_asked_for(file: Path) -> None:
     assert json.loads(ask(file, sql, "--engine", "datafusion", "--json").stdout) == {"n": 3, "f": "repaired"}
     ran = ask(file, 'select * from shop where op = "insert"', "--engine", "datafusion")
     assert "there is no column insert" in ran.stderr and "a text stands in single quotes" in ran.stderr
+
+
+def test_a_file_that_is_missing_or_damaged_is_no_fault_of_the_query(file: Path, root: Path) -> None:
+    """GIVEN a log one file of which was deleted, or cut off WHEN all is asked for THEN that
+    file is named, with what to do; a question that the list of files answers is answered."""
+    victim = Path(LogReader(root / "shop").files()[1].path)
+    whole = victim.read_bytes()
+    for state, damage in (("missing", victim.unlink), ("damaged", lambda: victim.write_bytes(whole[:100]))):
+        damage()
+        ran = ask(file, "select key, op from shop")
+        assert f"error: the file {victim} of the log is {state}" in ran.stderr and ran.exit_code == 1
+        assert "put it back from a copy" in ran.stderr
+        assert ask(file, "select count(*) as n from shop").exit_code == 0
 
 
 def test_a_log_that_has_nothing_yet_says_so(tmp_path: Path) -> None:
