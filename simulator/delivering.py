@@ -21,6 +21,7 @@ from evermark.delivery.run.parked_retries import Tried
 from evermark.delivery.webhook.base import Answer, as_it_is
 from evermark.delivery.work import Span
 from evermark.errors import EvermarkError, UnreachableError
+from evermark.log.opened import lost
 from evermark.runtime import Task, Wake
 from simulator import ports
 from simulator.broken import Broken
@@ -28,7 +29,7 @@ from simulator.instance import Instance, SimLogView
 from simulator.posting import SimSink, said, stream_of
 from simulator.replaying import SimBothDeliverer
 from simulator.source import Row, SimLog
-from simulator.world import SLICES
+from simulator.world import SLICES, World
 
 # Spans of a few rows, and waits of seconds: limits made for millions, and for days, would never be met.
 LIMITS = DeliveryLimits(
@@ -126,9 +127,11 @@ def _post(instance: Instance, lease: str, spec: SubscriptionSpec, rows: Sequence
 
 
 def _telling(
-    logs: Mapping[str, SimLog], paths: Sequence[str], partition: int, after: int, to: int
+    world: World, logs: Mapping[str, SimLog], paths: Sequence[str], partition: int, after: int, to: int
 ) -> list[dict[str, Any]]:
     """What `evermark.delivery.bots.views` finds in files."""
+    if gone := [path for path in paths if world.is_missing(path)]:
+        raise lost(gone[0])
     held = [log.contents[path] for log in logs.values() for path in paths if path in log.contents]
     rows = [r for some in held for r in some if r.place.partition == partition and after < r.batch <= to]
     found = sorted((row for row in rows if row.about.kind != "message"), key=lambda r: (r.batch, r.position))
@@ -154,6 +157,8 @@ def delivery_of(instance: Instance, shard: int, shards: int) -> DeliveryOwner:
         lambda spec: world.receiver_of(spec).takes_s(baton.now),
         scenario.ttl_s,
         begin,
+        world.is_missing,
+        world.others,
     )
     busy = scenario.receiver_chance["busy"]
     sink = SimSink(
@@ -174,7 +179,7 @@ def delivery_of(instance: Instance, shard: int, shards: int) -> DeliveryOwner:
         world.file_specs,
         lambda _place, _since: 0,
         _CORES,
-        partial(_telling, world.logs),
+        partial(_telling, world, world.logs),
     )
     owner = WatchedOwner(
         works,

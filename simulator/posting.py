@@ -14,6 +14,7 @@ from evermark.delivery.bots.forward import forwards, is_member
 from evermark.delivery.decide.answers import Verdict
 from evermark.delivery.webhook.base import Answer, Try
 from evermark.delivery.work import Assignment, DeliveryOptions, Result, Span, fold
+from evermark.log.opened import lost
 from evermark.predicate import wanted_ops
 from simulator.account import Account
 from simulator.promises import who
@@ -43,9 +44,32 @@ class SimDeliverer:
     takes_s: Callable[[SubscriptionSpec], float]  # how long a receiver needs for a request
     ttl_s: Mapping[str, float]
     begin: Callable[[], None]  # called before anything is sent
+    is_missing: Callable[[str], bool] = lambda _: False  # whether a file of the log cannot be read just now
+    others: random.Random = field(default_factory=lambda: random.Random(0))  # for what not all seeds have
 
     def deliver(self, assignments: Sequence[Assignment], options: DeliveryOptions) -> list[Outcome]:
         self.begin()
+        stuck = self._stuck(assignments)
+        served = self._delivered([one for one in assignments if one.spec.name not in stuck], options)
+        by_name = {**stuck, **{outcome.subscription: outcome for outcome in served}}
+        return [by_name[one.spec.name] for one in assignments]
+
+    def _stuck(self, assignments: Sequence[Assignment]) -> dict[str, Outcome]:
+        """Raises for a file that is missing; or it is missed by some of those who need it, and others had its rows at
+        hand, as in a lane, where Spark reads beside."""
+        missing = {one.spec.name: [p for p in one.span.paths if self.is_missing(p)] for one in assignments}
+        if not any(missing.values()):
+            return {}
+        self.account.met[Fate.STUCK] += 1
+        if self.others.random() < 0.5:
+            raise lost(next(path for paths in missing.values() for path in paths))
+        return {
+            name: Outcome(name, Fate.STUCK, reason=lost(paths[0]).message)
+            for name, paths in missing.items()
+            if paths and self.others.random() < 0.5
+        }
+
+    def _delivered(self, assignments: Sequence[Assignment], options: DeliveryOptions) -> list[Outcome]:
         jobs = [self._job(assignment, options) for assignment in assignments]
         cut_s = _cut_s([job.needs_s for job in jobs], options.slack_s)
         for job in self.rng.sample(jobs, len(jobs)):

@@ -8,6 +8,7 @@ from evermark.delivery.base import Fate, Outcome
 from evermark.delivery.replay.plan import Replayed, ReplayWork, Round, folded
 from evermark.delivery.replay.timeslice import Mark, moment_at
 from evermark.delivery.work import DeliveryOptions
+from evermark.log.opened import lost
 from simulator.posting import Job, SimDeliverer, concerns, matching
 from simulator.source import Row
 
@@ -19,6 +20,8 @@ class SimBothDeliverer(SimDeliverer):
 
     def replay(self, work: ReplayWork, ahead: ReplayWork | None = None) -> Replayed:
         self.begin()
+        if gone := [path for path in work.slice.paths if self.is_missing(path)]:
+            raise lost(gone[0])
         found = self._window(work)[: work.rows_max]
         room, held, left_s = work.parked_room, set(work.held), work.budget_s
         rounds: list[Round] = []

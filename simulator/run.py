@@ -28,6 +28,7 @@ _CUT_S_MAX = 40.0
 _SHARING = 3
 _LOST = 0.5  # how often an instance starts after all checkpoints were lost
 _OTHERS_FIRST_MAX = 12
+_HOLE = 0.1  # how often a file of the log is taken away, per second
 
 
 @dataclass(frozen=True)
@@ -131,6 +132,8 @@ def _bad_days(world: World) -> None:
             receiver.gone = True
         elif rng.random() < chance["slow"]:
             receiver.slow_until, receiver.pace_s = now + rng.random() * 60, rng.choice((0.2, 1.2, 6, 20))
+    if world.scenario.holes and world.others.random() < _HOLE:
+        world.lose_file()
 
 
 def _produce(world: World) -> None:

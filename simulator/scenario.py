@@ -53,6 +53,7 @@ class Scenario:
     divided: bool = False  # whether instances share the partitions of a source
     sends: bool = False  # whether sources send their events, until something fails; else they are asked
     cuts: float = 0.0  # how often State does not answer an instance for a while, per second
+    holes: bool = False  # whether files of the log are missing for a while
     from_now: bool = False  # whether sources begin with what is new, and checkpoints are lost while instances are down
 
     @property
@@ -106,6 +107,7 @@ def scenario(seed: int) -> Scenario:
         shards=1 + seed % 3 if seed % 4 == 3 else 1,
         sends=seed % 7 in (2, 5),
         cuts=0.02 if seed % 4 == 2 else 0.0,
+        holes=seed % 7 == 3,
         receiver_chance={
             "down": rng.choice((0, 0.3, 0.7)),
             "gone": rng.choice((0, 0, 0.1)),

@@ -77,6 +77,9 @@ class Standings:
             require(now.state is SubscriptionState.DISABLED, f"{one} is gone, and {now.state}")
         elif outcome.fate is Fate.ENDPOINT_FAILED and not untouchable:
             self._fail(one, was, now, at)
+        elif outcome.fate is Fate.STUCK:
+            said = f"{one} could not read the log: {now.failures} failures, after {was.failures}, {now.state}"
+            require((now.failures, was.state is now.state) == (was.failures, True), said)
         elif outcome.fate is Fate.FULL and not untouchable:
             self._full(one, now, outcome)
         elif outcome.fate is Fate.DONE and _is_full(now) and not untouchable:

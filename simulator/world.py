@@ -116,6 +116,7 @@ class World:
         self.replays = SimReplayStore(self.store, clock=self.clock, new_id=lambda: f"r{self.number()}", slices=SLICES)
         self.replayed = ReplayAccount(self.account, self.replays, self.leases, self.logs)
         self._receivers: dict[str, Receiver] = {}
+        self._missing: dict[str, float] = {}  # by file of a log: until when
         self.joined: set[tuple[SourcePartition, str]] = set()  # where the bot is a member, as the source has it
 
     def effect(self, process: Process, label: str, act: Callable[[], Any]) -> Any:
@@ -218,6 +219,17 @@ class World:
         self.restart_at[process.name.partition(".")[0]] = self.baton.now + self.rng.random() * _RESTART_S_MAX
         self.ledger.crashes += 1
 
+    def lose_file(self) -> None:
+        """Somebody removes a file of a log, and puts it back later."""
+        files = [file.path for log in self.logs.values() for file in log.files()]
+        if files:
+            path = self.others.choice(files)
+            self._missing[path] = self.baton.now + self.others.random() * self.others.choice((5, 60, 300))
+            self.say("FILE", f"{path} is missing until {self._missing[path]:.2f}s")
+
+    def is_missing(self, path: str) -> bool:
+        return bool(self._missing) and self._missing.get(path, 0.0) > self.baton.now
+
     def lose_checkpoints(self) -> None:
         """All of them, whoever reads meanwhile."""
         self.say("CHECKPOINTS", "are lost")
@@ -236,6 +248,7 @@ class World:
 
     def become_calm(self) -> None:
         self.calm = self.leases.calm = True
+        self._missing.clear()
         for process in self.running.values():
             process.paused_until = 0.0
         for receiver in self._receivers.values():

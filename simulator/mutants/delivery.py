@@ -71,6 +71,16 @@ def _pass_failed_endpoint(standing: SubscriptionRecord, outcome: Outcome, *rest:
     return _after_outcome(standing, replace(outcome, fate=Fate.DONE) if failed else outcome, *rest)
 
 
+def _pass_unreadable(standing: SubscriptionRecord, outcome: Outcome, *rest: Any) -> Step:
+    stuck = outcome.fate is Fate.STUCK
+    return _after_outcome(standing, replace(outcome, fate=Fate.DONE) if stuck else outcome, *rest)
+
+
+def _blame_for_unreadable(standing: SubscriptionRecord, outcome: Outcome, *rest: Any) -> Step:
+    stuck = outcome.fate is Fate.STUCK
+    return _after_outcome(standing, replace(outcome, fate=Fate.ENDPOINT_FAILED) if stuck else outcome, *rest)
+
+
 def _delete_before_post(self: ParkedQueue) -> int:
     claimed = self.store.parked.claim(
         self.clock(), parked_retries.CLAIM_LIMIT, parked_retries.CLAIM_LEASE_S, self.epoch
@@ -176,6 +186,16 @@ DELIVERY: tuple[Mutant, ...] = (
         "failed-endpoint-passed",
         "a cursor moves although the endpoint failed",
         ((group, "after_outcome", _pass_failed_endpoint),),
+    ),
+    Mutant(
+        "unreadable-passed",
+        "a cursor moves over a file of the log that is missing",
+        ((group, "after_outcome", _pass_unreadable),),
+    ),
+    Mutant(
+        "unreadable-blamed",
+        "a file of the log that is missing counts as a failure of the endpoint",
+        ((group, "after_outcome", _blame_for_unreadable),),
     ),
     Mutant(
         "parked-deleted-first",
