@@ -114,6 +114,7 @@ PARTS: Mapping[str, Sequence[str]] = {
     ),
     "faults-databases": (
         "tests/faults/test_installed_again.py",
+        "tests/faults/test_lost_log.py",
         "tests/faults/test_other_database.py",
         "tests/faults/test_upgrade.py",
     ),
