@@ -240,7 +240,8 @@ def kept_rows(
             "timestamp_micros(moment_us) as moment",
         )  # fmt: skip
         standing = spark.sql(_AFTER_TRUNCATES, events=standing, truncates=rows)
-    before = kept if kept is not None else spark.createDataFrame([], KEPT_SCHEMA)
+    # Of `false` Spark knows that it has no rows, and leaves out all that is made of them.
+    before = kept if kept is not None else spark.createDataFrame([], KEPT_SCHEMA).where("false")
     asked = _of_keys(before, standing.selectExpr("partition", "key as row_key"), few)
     known = standing.unionByName(spark.sql(_KEPT_KEYED, kept=asked), allowMissingColumns=True)
     marks = spark.sql(_MARKS, events=_told(known).where("is_kept is null"))

@@ -1,7 +1,8 @@
 """The newest event of every key of a stream, by Arrow alone: for the streams whose table is just that.
 
 It is, where all events of the stream are in one partition, none is a truncate or lacks a value, and none changed a key
-or might have (`implied.py` has the whole rule). Whether it is so is seen on the way; if not, `NotPlain` says why.
+or might have (`implied.py` has the whole rule; an update whose two images both have its key changed none). Whether it
+is so is seen on the way; if not, `NotPlain` says why.
 
 Files are read from the newest to the oldest. Of each the columns that tell a key are read; payloads only where a key is
 met for the first time. Keys are split into buckets, so that the memory of a task has a bound.
@@ -22,6 +23,7 @@ import pyarrow.compute as pc
 
 from evermark.event import UNKNOWN, with_all_columns
 from evermark.log.format import KEPT
+from evermark.log.kept_keys import all_kept
 from evermark.log.opened import opened
 from evermark.log.row_reader import ROWS as _FIELDS
 
@@ -179,6 +181,11 @@ class NewestRows:
         if not mine.any():
             return _Keys(pa.array([], pa.string()), batch[:0], np.empty(0, np.int64))
         _require_plain(table, mine)
+        if len(rows := np.flatnonzero(_may_have_moved(table) & mine)):
+            payload = self._read(part, ("payload",))["payload"]
+            told = [_one(column).take(pa.array(rows)) for column in (table["key"], payload, table["before"])]
+            if not all_kept(*told):
+                raise NotPlain("its updates may have changed keys without saying so")
         key = _one(table["key"])
         if key.null_count:
             key = pc.coalesce(key, _one(self._read(part, ("event_id",))["event_id"]))
@@ -229,12 +236,14 @@ def _require_plain(table: pa.Table, mine: Mask) -> None:
         and pc.any(pc.starts_with(flags, UNKNOWN)).as_py()
     ):
         raise NotPlain("an update of it left out a large value")
-    # An update that tells what was before, and may come from a program that did not tell a key that was left.
-    if table["before"].null_count == len(mine) or table["schema_version"].null_count == len(mine):
-        return
-    may = _is(table["op"], {"update"}) & _valid(table["before"]) & _valid(table["schema_version"])
-    if (may & _valid(table["key"]) & mine).any():
-        raise NotPlain("its updates may have changed keys without saying so")
+
+
+def _may_have_moved(table: pa.Table) -> Mask:
+    """The updates that tell what was before, and may come from a program that did not tell a key that was left."""
+    if table["before"].null_count == len(table) or table["schema_version"].null_count == len(table):
+        return np.zeros(len(table), bool)
+    told = _valid(table["before"]) & _valid(table["schema_version"])
+    return _is(table["op"], {"update"}) & told & _valid(table["key"])
 
 
 def _valid(column: pa.ChunkedArray) -> Mask:

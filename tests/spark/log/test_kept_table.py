@@ -9,6 +9,7 @@ import shutil
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -42,7 +43,14 @@ class Wanderer:
         self._partitions = rng.choice([1, 1, 2, 3])
         # A stream has updates that tell no key that was left, or updates that lack a value, never both.
         other = rng.choice(["untold", "lacking", "lacking"])
-        self._kinds = rng.choice([("plain",), ("plain", "moved"), ("plain", other), ("plain", "moved", other)])
+        kinds = [
+            ("plain",),
+            ("plain", "whole"),
+            ("plain", "moved"),
+            ("plain", other),
+            ("plain", "whole", "moved", other),
+        ]
+        self._kinds = rng.choice(kinds)
         self._postgres = rng.random() < 0.7
         self._truncates = rng.choice([0.0, 0.0, 0.03])
         self._lsn = 0
@@ -94,6 +102,9 @@ class Wanderer:
             return moved(other, key, image, rng.choice([before, None]))
         if kind == "untold" and rng.random() < 0.7:
             was = rng.choice([before, json.dumps({"id": int(key), "n": rng.randint(1, 2)})])
+            return change("update", key, image, before=was, schema_version=1)
+        if kind == "whole":  # as an outbox has it: the image before tells that the key stayed
+            was = json.dumps({"id": int(key), "n": rng.randint(1, 2)})
             return change("update", key, image, before=was, schema_version=1)
         if rng.random() < 0.05:
             return change("insert", key, image) | {"key": None}
@@ -297,6 +308,26 @@ def test_maintenance_leaves_the_kept_table_alone(spark: SparkSession, tmp_path: 
     os.utime(old, (0, 0))
     place.keep([])
     assert not old.exists() and layers
+
+
+def test_updates_with_their_key_in_both_images_need_no_sql(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GIVEN updates with whole images, as an outbox has them WHEN the table is asked for THEN it is found without SQL,
+    until one of them may have left a key."""
+    by_sql = Mock(side_effect=KeptTable._by_sql)
+    monkeypatch.setattr(KeptTable, "_by_sql", lambda *given: by_sql(*given))  # noqa: PLW0108 - a mock is no method
+    fill = Filler(tmp_path)
+    fill(change("insert", "1", '{"id":1,"n":1}', position=pg(1)), change("insert", "2", '{"id":2}', position=pg(2)))
+    whole = {"schema_version": 1, "before": '{"id":1,"n":1}'}
+    fill(change("update", "1", '{"id":1,"n":2}', **whole, position=pg(3)))
+    assert kept(spark, fill.folder) == from_scratch(spark, fill.folder)
+    fill(change("update", "1", '{"id":1,"n":3}', **whole, position=pg(4)))
+    assert kept(spark, fill.folder) == from_scratch(spark, fill.folder)
+    by_sql.assert_not_called()
+    fill(change("update", "3", '{"id":3,"n":3}', **whole, position=pg(5)))
+    assert table(Log(tmp_path).table(spark, "shop", STREAM)).keys() == {"2", "3"}
+    by_sql.assert_called_once()
 
 
 def test_workers_that_do_not_have_this_program_are_not_needed(
