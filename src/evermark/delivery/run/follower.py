@@ -80,6 +80,8 @@ class Follower:
     limits: FollowLimits = FollowLimits()
     # Told when a subscription, or the group (None), cannot go on in a partition: the log cannot be read there.
     on_stuck: Callable[[SourcePartition, str | None, EvermarkError], None] = lambda *_: None
+    # Whether the work ends, or the lease is lost: what is done is ended, and nothing more is begun.
+    over: Callable[[], bool] = lambda: False
     # By partition, in which turn the group was caught up there last.
     _caught_up: dict[SourcePartition, int] = field(default_factory=dict, init=False)
     # By generation: how long the last span took and when, and how long the next span may take.
@@ -137,6 +139,8 @@ class Follower:
                         work = self.live.begin_beside(span, group, budget_s=budget_s)
                     except EvermarkError as error:
                         self._require_stuck(error, span)
+                        if self.over():
+                            return False
                         continue  # the group goes on in the other partitions
                     begin(f"group {place}", partial(self._unless_stuck, work, span))
                     return True
@@ -400,6 +404,8 @@ class Follower:
         done: set[str] = set()
         problem: EvermarkError | None = None
         for one in away:
+            if self.over():
+                break  # those that are left are served by the next owner
             try:
                 done |= self._work([one], budget_s=budget_s, grace_s=grace_s, progress=progress)
             except StaleError:

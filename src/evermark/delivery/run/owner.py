@@ -227,12 +227,11 @@ class DeliveryOwner:
         bot_views = BotViews(store.bots, log.files, epoch, works.memberships, lock=lock(), limits=limits.bot_views)
         live = LiveGroup(store, deliverer, epoch, now, news.by_group, bot_views, lock(), limits.handover)
         live.progress = held.progress_beside()
-        follower = Follower(
-            store, log, live, deliverer, epoch, now, news.by_follower, bot_views, limits.follow, news.stuck
-        )
         self._failed = []
         ended = runtime.wake()
         over = self._ends = (ended, self._stopping, held.lost)
+        told = news.by_follower, bot_views, limits.follow, news.stuck
+        follower = Follower(store, log, live, deliverer, epoch, now, *told, partial(any_set, over))
         ends = (*over, held.moved)
         self._live = live
         news.delivering()

@@ -8,6 +8,8 @@ from datetime import datetime, timedelta
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+
 from evermark.app.delivering import DeploymentReport
 from evermark.delivery.base import Cursor, Fate, Outcome, SourcePartition, SubscriptionState
 from evermark.delivery.run.follower import STUCK_LOOK, STUCK_REST
@@ -175,6 +177,26 @@ def test_the_same_where_the_work_is_done_beside() -> None:
     assert world.follower.catch_up_group(begin=lambda _, work: begun.append(work))
     begun.pop()()
     assert world.told == [(P0, None)] and world.live.beside == {}
+
+
+@pytest.mark.parametrize(("is_over", "tries"), [(True, 1), (False, 3)])
+def test_an_owner_that_lost_its_lease_sends_nobody_anything_one_by_one(is_over: bool, tries: int) -> None:
+    """GIVEN two that share a turn, and a file that both need is missing WHEN the lease is lost meanwhile THEN neither
+    is served by itself: that would be new work. While it is held each is."""
+    world = Holed({"well": 0.05, "a": 0.05, "b": 0.05})
+    left_behind(world, "a", "b")
+    world.gone = {"0-2", "1-2"}
+    world.follower.over = lambda: is_over
+    tried: list[int] = []
+    deliver = world.follower.deliverer.deliver
+
+    def counted(assignments: Sequence[Assignment], options: DeliveryOptions) -> list[Outcome]:
+        tried.append(len(assignments))
+        return deliver(assignments, options)
+
+    world.follower.deliverer = cast("Any", SimpleNamespace(deliver=counted))
+    world.follower.catch_up(*world.follower.due())
+    assert (tried[0], len(tried)) == (2, tries)
 
 
 def test_one_that_was_told_by_an_outcome_says_so_too() -> None:
