@@ -15,9 +15,10 @@ from evermark.observe.finding import for_source
 
 _HIDDEN = "***"
 _SECRET_KEY = re.compile(r"secret|password|passwd|token|dsn|authorization|signature", re.IGNORECASE)
-# user:password@ in any address, and password=… in any connection string, also in the texts of drivers.
+# user:password@ in any address (the password may have an @), and password=… in any connection string, also in the
+# texts of drivers.
 _IN_TEXT = (
-    (re.compile(r"(\w+://[^\s:/@]+:)[^\s@]+@"), rf"\1{_HIDDEN}@"),
+    (re.compile(r"(\w+://[^\s:/@]+:)\S+@"), rf"\1{_HIDDEN}@"),
     (re.compile(r"(password\s*=\s*)('[^']*'|\S+)", re.IGNORECASE), rf"\1{_HIDDEN}"),
     (re.compile(r"whsec_[A-Za-z0-9+/=_-]+"), _HIDDEN),
 )

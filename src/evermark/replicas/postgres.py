@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 from psycopg import errors as pg
 from pyarrow import csv
 
-from evermark.errors import BusyError, EvermarkError, NotFoundError, SetupError, UnreachableError
+from evermark.errors import BusyError, ConfigError, EvermarkError, NotFoundError, SetupError, UnreachableError
 from evermark.replicas import clock
 from evermark.replicas.columns import live_rows, value_name
 from evermark.replicas.event import Event
@@ -31,6 +31,7 @@ from evermark.replicas.sql_base import FORMAT
 from evermark.replicas.sql_snapshots import fetched
 from evermark.replicas.sql_store import SqlStore
 from evermark.replicas.values import OURS, Kind, Table
+from evermark.settings.fields import ESCAPE_HINT, is_cut_wrongly
 
 _CONNECT_S = 10
 _LOCK_WAIT = "300ms"
@@ -67,6 +68,8 @@ class PostgresStore(SqlStore):
 
     def __init__(self, dsn: str, service: str = "replica", schema: str | None = None) -> None:
         super().__init__(service)
+        if is_cut_wrongly(dsn):
+            raise ConfigError("store: this Postgres address names no host or port that can be one", hint=ESCAPE_HINT)
         self._types: dict[str, dict[str, str]] = {}
         try:
             self.connection: psycopg.Connection[tuple[Any, ...]] = psycopg.connect(

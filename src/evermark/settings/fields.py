@@ -158,10 +158,28 @@ def secret_of(value: Any) -> Secret | Sealed:
     return Secret(value) if isinstance(value, str) else value
 
 
+# As libpq reads it: the user and the password end at the first `@`, if no `/` comes before it.
+_AUTHORITY = re.compile(r"postgres(?:ql)?://(?:[^@/]*@)?(?P<hosts>[^/?]*)(?P<database>[^?]*)")
+ESCAPE_HINT = "in a user or password write @ as %40, / as %2F and % as %25"
+
+
 def postgres_dsn(secret: Secret) -> Secret:
     text = secret.reveal()
     if not (text.startswith(("postgresql://", "postgres://")) or re.match(r"\s*\w+\s*=", text)):
         raise refusal("expected a Postgres address, for example postgresql://user:password@host:5432/database")
     if len(text) > 4096 or "\0" in text:
         raise refusal("expected a Postgres address of at most 4096 characters")
+    if is_cut_wrongly(text):
+        raise refusal("this Postgres address names no host or port that can be one", hint=ESCAPE_HINT)
     return secret
+
+
+def is_cut_wrongly(url: str) -> bool:
+    """Whether a Postgres URL has an `@` or a `/` in its user or password as they are: then the driver takes a part of
+    the password for the host, the port or the database, and names it in its errors."""
+    found = _AUTHORITY.match(url)
+    if found is None:
+        return False
+    hosts = found["hosts"].split(",")
+    ports = [host.rpartition("]")[2].partition(":")[2] for host in hosts]
+    return "@" in found["hosts"] + found["database"] or not all(port.isdigit() for port in ports if port)

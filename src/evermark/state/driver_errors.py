@@ -5,7 +5,15 @@ from __future__ import annotations
 import psycopg
 from psycopg import errors as pg
 
-from evermark.errors import BusyError, DeniedError, DiskFullError, EvermarkError, SetupError, UnreachableError
+from evermark.errors import (
+    BusyError,
+    ConfigError,
+    DeniedError,
+    DiskFullError,
+    EvermarkError,
+    SetupError,
+    UnreachableError,
+)
 
 _BUSY = (
     pg.LockNotAvailable,
@@ -35,10 +43,12 @@ _DENIED_WORDS = (
     "not permitted to log in",
 )
 _FULL_WORDS = ("too many clients", "too many connections", "remaining connection slots")
+_UNREADABLE_WORDS = ("invalid integer value", "invalid port number", "could not match")
 # What it says to a new connection has no class, only words.
 _BY_WORDS: tuple[tuple[tuple[str, ...], type[EvermarkError], str], ...] = (
     (_DENIED_WORDS, DeniedError, "check the user and password in state.dsn"),
     (("does not exist",), SetupError, "create the database and the role that state.dsn names"),
+    (_UNREADABLE_WORDS, ConfigError, "write state.dsn as postgresql://user:password@host:5432/database"),
     (_FULL_WORDS, BusyError, "raise max_connections of the state database"),
 )
 

@@ -57,6 +57,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (MINIMAL + "log: {retention: 1s}\n", "log.retention: must be between 1h and 36500d"),
         (MINIMAL + "log: yes\n", "log: expected a mapping"),
         (MINIMAL + "state: {dsn: 'mysql://x'}\n", "state.dsn: expected a Postgres address"),
+        *(
+            (MINIMAL + f"state: {{dsn: '{dsn}'}}\n", "state.dsn: this Postgres address names no host or port")
+            for dsn in (
+                "postgresql://me:pa@ss@127.0.0.1:5432/shop",
+                "postgres://me:p@/ss@127.0.0.1/shop",
+                "postgresql://me:pa/ss@127.0.0.1:5432/shop",
+                "postgresql://127.0.0.1:port/shop",
+                "postgresql://a:1,b:x/shop",
+            )
+        ),
         (MINIMAL + "secrets: {key: written out in the file}\n", "secrets.key: a key is given by reference only"),
         (MINIMAL + "secrets: {key: 12345678901234567890}\n", "secrets.key: a key is given by reference only"),
         (MINIMAL + "server: {listen: '8320'}\n", "server.listen: expected host:port"),
@@ -147,6 +157,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_wrong_value_is_told_with_its_path_and_what_is_expected(folder: Path, text: str, told: str) -> None:
     """Every check of a value, one by one."""
     assert told in refused(folder, text).message
+
+
+@pytest.mark.parametrize("password", ["pa@ssSECRET", "SECRET/pa", "SECRET/@"])
+def test_a_password_that_an_address_cannot_hold_as_it_is_is_not_shown(folder: Path, password: str) -> None:
+    """GIVEN a password with a sign that ends it in an address WHEN read THEN it is said how to write it, not what."""
+    error = refused(folder, source(dsn=f"'postgresql://me:{password}@127.0.0.1:5432/shop'"))
+    assert "SECRET" not in str(error) + error.hint and "%40" in error.hint
+    read(folder, source(dsn="'postgresql://me:pa%40ss%2F@[::1]:5432,db.example/shop?sslmode=require'"))
 
 
 def test_a_missing_or_bad_signing_secret_says_how_to_make_one(folder: Path) -> None:

@@ -11,6 +11,7 @@ from psycopg import errors as pg
 
 from evermark.errors import (
     BusyError,
+    ConfigError,
     DeniedError,
     DiskFullError,
     EvermarkError,
@@ -35,6 +36,7 @@ _LOGIN_DENIED = (
 )
 _TLS = ("does not support ssl", "certificate verify failed", "certificate file", "does not match host name")
 _NOT_THERE = ("does not exist", "no such database", "definition of service")
+_UNREADABLE = ("invalid integer value", "invalid port number", "could not match")
 _FULL = ("too many clients", "too many connections", "remaining connection slots")
 
 
@@ -61,6 +63,10 @@ def unreachable(error: psycopg.Error, dsn: str) -> EvermarkError:
         return SetupError(f"Postgres at {where(dsn)}: {text}", hint="check sslmode and sslrootcert in the dsn")
     if any(words in lower for words in _NOT_THERE):
         return SetupError(f"Postgres at {where(dsn)}: {text}", hint="check the database and role named in the dsn")
+    if any(words in lower for words in _UNREADABLE):
+        return ConfigError(
+            f"the dsn of {where(dsn)} is none: {text}", hint="write postgresql://user:password@host:5432/db"
+        )
     if any(words in lower for words in _FULL):
         hint = "it is tried again; raise max_connections, or the limit of the role or database"
         return BusyError(f"Postgres at {where(dsn)}: {text}", hint=hint)

@@ -6,7 +6,7 @@ import psycopg
 import pytest
 
 from evermark.error_policy import Action, action_for
-from evermark.errors import BusyError, DeniedError, EvermarkError, SetupError, UnreachableError
+from evermark.errors import BusyError, ConfigError, DeniedError, EvermarkError, SetupError, UnreachableError
 from evermark.sources.postgres.failures import translate, unreachable
 from evermark.state.driver_errors import from_driver
 
@@ -43,6 +43,10 @@ NOT_THERE = [
     f'{_AT}FATAL:  database "shop" does not exist',
     f'{_AT}FATAL:  role "shop" does not exist',
 ]
+UNREADABLE = [
+    'connection is bad: invalid integer value "x" for connection option "port"',
+    "connection is bad: could not match 2 port numbers to 3 hosts",
+]
 TLS = [
     f"{_AT}server does not support SSL, but SSL was required",
     f"{_AT}SSL error: certificate verify failed",
@@ -56,6 +60,7 @@ TLS = [
         *((text, BusyError) for text in FULL),
         *((text, DeniedError) for text in DENIED),
         *((text, SetupError) for text in [*NOT_THERE, *TLS]),
+        *((text, ConfigError) for text in UNREADABLE),
     ],
 )
 def test_a_source_that_may_come_back_is_told_from_one_that_a_person_must_see_to(
@@ -75,6 +80,7 @@ def test_a_source_that_may_come_back_is_told_from_one_that_a_person_must_see_to(
         *((text, BusyError) for text in FULL),
         *((text, DeniedError) for text in DENIED),
         *((text, SetupError) for text in NOT_THERE),
+        *((text, ConfigError) for text in UNREADABLE),
     ],
 )
 def test_state_that_may_come_back_is_told_from_state_that_a_person_must_see_to(
