@@ -105,6 +105,70 @@ def test_keys_are_written_as_the_outbox_writes_them(server: PostgresServer) -> N
         ]
 
 
+def keys_of(rows: list[dict[str, Any]], *streams: str) -> list[tuple[str, str | None]]:
+    return [(row["op"], row["key"]) for row in rows if row["op"] != "schema" and row["stream"] in streams]
+
+
+def test_rows_inserted_without_an_identity_have_the_key_they_are_changed_under(server: PostgresServer) -> None:
+    """A constraint made anew, an index that was the identity and is dropped, `nothing` beside a primary key: no event
+    of such a row may lack the key, or the row would be in the table of the log twice."""
+    create = """
+    create table anew (id int primary key, v int);
+    create table tagged (tag text not null, v int);
+    create unique index tagged_tag on tagged (tag); alter table tagged replica identity using index tagged_tag;
+    create table none (id int primary key, v int);
+    """
+    with scene(server, "public.anew", "public.tagged", "public.none", create=create) as at:
+        at.run(
+            "insert into anew values (1, 1)",
+            "alter table anew drop constraint anew_pkey",
+            "insert into anew values (2, 1)",
+            "alter table anew add primary key (id)",
+            "update anew set id = 3 where id = 2",
+            "delete from anew",
+        )
+        assert keys_of(at.drain(), "public.anew") == [
+            ("insert", "1"), ("insert", "2"), ("update", "3"), ("delete", "1"), ("delete", "3"),
+        ]  # fmt: skip
+        at.run("insert into tagged values ('a', 1)", "drop index tagged_tag")
+        assert keys_of(at.drain(), "public.tagged") == [("insert", "a")]
+        # AND in another process, which knows the key from State alone
+        at.source.close()
+        at.run(
+            "insert into tagged values ('b', 1)",
+            "create unique index tagged_tag on tagged (tag)",
+            "alter table tagged replica identity using index tagged_tag",
+            "delete from tagged",
+        )
+        assert keys_of(at.drain(), "public.tagged")[-3:] == [("insert", "b"), ("delete", "a"), ("delete", "b")]
+        # AND where nothing of the table is known yet
+        at.run(
+            "alter table none replica identity nothing",
+            "insert into none values (99001, 1)",
+            "alter table none replica identity full",
+            "update none set v = 3",
+        )
+        assert keys_of(at.drain(), "public.none") == [("insert", "99001"), ("update", "99001")]
+
+
+def test_a_table_that_never_had_a_key_gives_none(server: PostgresServer) -> None:
+    """Nor one of which a column of the key is gone: what is left of it tells no rows apart."""
+    create = """
+    create table bare (v int); alter table bare replica identity full;
+    create table pairs (a int, b int, primary key (a, b));
+    """
+    with scene(server, "public.bare", "public.pairs", create=create) as at:
+        at.run(
+            "insert into bare values (1), (1)",
+            "delete from bare",
+            "insert into pairs values (1, 2)",
+            "alter table pairs drop column b",
+            "insert into pairs values (1)",
+        )
+        keys = [key for _, key in keys_of(at.drain(), "public.bare", "public.pairs")]
+        assert keys == [None] * 4 + ['{"a": 1, "b": 2}', None]
+
+
 def test_partitions_are_their_table(server: PostgresServer) -> None:
     """Rows of partitions are the stream of the whole table; a row that moves is deleted there and inserted here."""
     create = """

@@ -302,7 +302,17 @@ def test_a_dropped_constraint_is_noticed_and_said(server: PostgresServer) -> Non
         found = findings(at)["replica_identity"]
         assert found.grade is Grade.WRONG and "public.orders has no replica identity" in found.found
         assert "alter table public.orders add primary key" in found.mend
-        assert "public.orders" in at.source.condition().warnings["unusable_tables"].said
+        warned = at.source.condition().warnings
+        assert "public.orders" in warned["unusable_tables"].said
+        # AND that what is inserted meanwhile may have no key
+        keys = findings(at)["keys"]
+        assert keys.grade is Grade.WARNING and keys.found == f"public.orders {warned['keyless_tables'].said[14:]}"
+        assert "rows that are inserted have the key it had before" in keys.found
+        at.run("alter table orders replica identity full")
+        assert list(at.source.condition().warnings) == ["keyless_tables"]
+        assert "its events have no key" in findings(at)["keys"].found
+        at.run("alter table orders add primary key (id)", "alter table orders replica identity nothing")
+        assert list(at.source.condition().warnings) == ["unusable_tables"] and "keys" not in findings(at)
 
 
 def test_a_publication_changed_by_somebody_is_a_gap(server: PostgresServer) -> None:

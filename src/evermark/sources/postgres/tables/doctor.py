@@ -23,7 +23,7 @@ from evermark.sources.postgres.connect import connect
 from evermark.sources.postgres.failures import INSTALL_HINT
 from evermark.sources.postgres.survey import Survey
 from evermark.sources.postgres.tables.copyable import judged_copies, look_for_copy
-from evermark.sources.postgres.tables.publication import Member, Unusable, look, members, unusable
+from evermark.sources.postgres.tables.publication import Keyless, Member, Unusable, keyless, look, members, unusable
 from evermark.sources.postgres.tables.source import PostgresTables
 from evermark.sources.postgres.target import PostgresTarget
 
@@ -42,6 +42,7 @@ def examined(
         with connect(target.dsn, statement_timeout=_STATEMENT_TIMEOUT) as link:
             facts, survey = examine_server(link, target), look(link, target)
             published, bad = members(link, target), unusable(link.row, target)
+            nameless = keyless(link.row, target)
             copyable = look_for_copy(link, target)
     except EvermarkError as error:
         yield wrong("reachable", error.message, error.hint)
@@ -51,7 +52,7 @@ def examined(
         with closing(make()) as source:
             state = ask(source)
     yield from judged(facts, survey, target, state)
-    yield from judged_tables(target, published, bad)
+    yield from judged_tables(target, published, bad, nameless)
     yield from judged_copies(copyable, wanted=copies)
     if state is not None:
         yield from state.findings
@@ -75,13 +76,17 @@ def judged(facts: Facts, survey: Survey, target: PostgresTarget, kept: SourceSta
     yield from judged_clock(server)
 
 
-def judged_tables(target: PostgresTarget, published: Sequence[Member], bad: Sequence[Unusable]) -> Iterator[Finding]:
+def judged_tables(
+    target: PostgresTarget, published: Sequence[Member], bad: Sequence[Unusable], nameless: Sequence[Keyless] = ()
+) -> Iterator[Finding]:
     """Whether the publication has the tables of the file, and leaves their users in peace. Pure."""
     there = {member.name: member for member in published}
     wanted = {table.name: table for table in target.tables}
     ill = bool(bad)
     for each in bad:
         yield wrong("replica_identity", f"{each.table} {each.trouble}", each.mend)
+    for one in nameless:
+        yield warning("keys", f"{one.table} {one.trouble}", one.mend)
     for name in sorted(set(wanted) - set(there)):
         ill = True
         yield wrong("tables", f"{name} stands in the file and is not published", INSTALL_HINT)

@@ -52,6 +52,15 @@ from pg_publication p join pg_publication_rel r on r.prpubid = p.oid
 join pg_class c on c.oid = r.prrelid join pg_namespace n on n.oid = c.relnamespace
 where p.pubname = %s order by 1, 2
 """
+_KEYLESS = """
+select coalesce(jsonb_agg(jsonb_build_array(format('%%I.%%I', n.nspname, c.relname), c.relreplident = 'f')
+                          order by n.nspname, c.relname), '[]')
+from pg_catalog.pg_publication p join pg_catalog.pg_publication_rel r on r.prpubid = p.oid
+join pg_catalog.pg_class c on c.oid = r.prrelid join pg_catalog.pg_namespace n on n.oid = c.relnamespace
+where p.pubname = %s and not exists (
+    select from pg_catalog.pg_index i where i.indrelid = c.oid and i.indislive
+    and (i.indisprimary or c.relreplident = 'i' and i.indisreplident))
+"""
 
 
 @dataclass(frozen=True)
@@ -66,6 +75,15 @@ class Member:
 @dataclass(frozen=True)
 class Unusable:
     """A table whose users cannot update or delete any more, because of what the publication asks of it."""
+
+    table: str
+    trouble: str
+    mend: str
+
+
+@dataclass(frozen=True)
+class Keyless:
+    """A table without a primary key or another one that events could have."""
 
     table: str
     trouble: str
@@ -104,6 +122,20 @@ def unusable(ask: Ask, target: PostgresTarget) -> list[Unusable]:
         doing="looking at replica identities",
     )
     return [Unusable(*row) for row in (found[0] if found else [])]
+
+
+def keyless(ask: Ask, target: PostgresTarget) -> list[Keyless]:
+    found = ask(_KEYLESS, (target.publication,), doing="looking for tables without a key")
+    return [
+        Keyless(
+            table,
+            "has no primary key: its events have no key, and no table of the log tells its rows apart"
+            if whole
+            else "has no key: rows that are inserted have the key it had before, or none if that is not known",
+            f"alter table {table} add primary key (…);",
+        )
+        for table, whole in (found[0] if found else [])
+    ]
 
 
 def members(link: Link, target: PostgresTarget) -> list[Member]:

@@ -100,7 +100,7 @@ class TablesGap(Gap):
         with _telling_of_changes(self.target), seeing(self.snapshot, self.target) as link:
             for choice in self.target.tables:
                 scan = self._scan(link, choice)
-                if not scan.table.keys:
+                if not (scan.key and scan.table.keys):
                     raise _without_key(link, choice)
                 _require_right(link, choice, scan.relation.columns)
                 (rows,) = link.one(_ROWS_ABOUT, (choice.name, choice.name), doing=f"looking at {choice.name}")

@@ -257,17 +257,19 @@ class TablesDecoder:
             return None
         hidden = columns_to_hash(relation.columns, self._hashed[relation.stream], latest)
         version = (latest.version if latest is not None else 0) + (latest is None or latest.shape != shape)
-        table = known_table(relation, facts, hidden, version)
+        table = known_table(relation, facts, hidden, version, latest.key if latest is not None else ())
         self._tables[remembered] = table
         hides, wanted = tuple(sorted(hidden & set(relation.columns))), tuple(sorted(self._hashed[relation.stream]))
+        key = tuple(relation.columns[number] for number in table.keys)
         if latest is None or latest.shape != shape:
             lsn, ordinal = changes.lsn[[row]], changes.ordinal[[row]] - 1
             position = self._incarnation.at(int(lsn[0]), int(ordinal[0]))
-            known = TableVersion(relation.stream, version, position, shape, relation.columns, hides, wanted)
+            known = TableVersion(relation.stream, version, position, shape, relation.columns, hides, wanted, key)
             if self._reader.in_range(lsn, ordinal)[0]:
                 parts.append((np.array([2 * row - 1]), self._schema_event(table)))
-        elif latest.wanted != wanted:
-            known = replace(latest, hashed=hides, wanted=wanted)  # the same version, with the file's new word
+        elif (latest.wanted, latest.key) != (wanted, key):
+            # The same version, with the file's new word, or another primary key of a table whose identity is the row.
+            known = replace(latest, hashed=hides, wanted=wanted, key=key)
         else:
             return table
         self._latest[relation.stream] = known

@@ -103,7 +103,8 @@ class TableScan:
         self.key: tuple[str, ...] = tuple(key)  # its columns, in the order of its index; none: the table has no key
         facts = Catalog(link.row, target.publication).table(self.relation)
         hidden = columns_to_hash(self.relation.columns, choice.hash, latest)
-        self.table: Table = known_table(self.relation, facts, hidden, latest.version if latest is not None else 0)
+        former, version = (latest.key, latest.version) if latest is not None else ((), 0)
+        self.table: Table = known_table(self.relation, facts, hidden, version, former)
         self._schema, self._name = schema, name
 
     @property

@@ -20,7 +20,7 @@ from evermark.sources.postgres.survey import stranger, unfit, wal_warnings
 from evermark.sources.postgres.tables.capture import TablesCapture
 from evermark.sources.postgres.tables.chunk_file import FileMarks
 from evermark.sources.postgres.tables.copying import TablesCopying
-from evermark.sources.postgres.tables.publication import unusable
+from evermark.sources.postgres.tables.publication import keyless, unusable
 from evermark.sources.postgres.tables.repair import repair_of
 from evermark.sources.postgres.tables.rows import CopyMarks
 from evermark.sources.postgres.tables.versions import StateVersions, TableVersions
@@ -83,6 +83,11 @@ class PostgresTables(SlotSource):
         if bad:
             said = "; ".join(f"{each.table} {each.trouble}" for each in bad[:_NAMED_MAX])
             warnings["unusable_tables"] = Warned(said, bad[0].mend)
+        nameless = keyless(self._slots[0].ask, self._target)
+        gauges["keyless_tables"] = len(nameless)
+        if nameless:
+            said = "; ".join(f"{each.table} {each.trouble}" for each in nameless[:_NAMED_MAX])
+            warnings["keyless_tables"] = Warned(said, nameless[0].mend)
         return Condition(gauges, warnings)
 
     def untaken(self, after: Mapping[int, str]) -> Mapping[int, Untaken]:

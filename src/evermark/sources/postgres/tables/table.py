@@ -12,6 +12,8 @@ from evermark.sources.postgres.tables.catalog import TableFacts
 from evermark.sources.postgres.tables.values import Column, ValueType, objects
 from evermark.sources.postgres.tables.versions import TableVersion
 
+_FULL = "f"  # of replica identities
+
 
 @dataclass(frozen=True)
 class Table:
@@ -29,13 +31,30 @@ class Table:
         return tuple(number for number, key in enumerate(self.relation.keys) if key)
 
 
-def known_table(relation: Relation, facts: TableFacts, hashed: frozenset[str], version: int) -> Table:
-    """The key is the replica identity; of a table whose identity is the whole row, its primary key."""
-    key = facts.primary_key if relation.identity == "f" else None
-    names = [n for n, c in enumerate(relation.columns) if (c in key if key is not None else relation.keys[n])]
+def known_table(
+    relation: Relation, facts: TableFacts, hashed: frozenset[str], version: int, former_key: Collection[str] = ()
+) -> Table:
+    """`former_key`: the columns that made the key of the version before."""
+    key = _key(relation, facts, frozenset(former_key))
+    names = [n for n, c in enumerate(relation.columns) if c in key]
     # As jsonb orders the keys of an object.
     ordered = sorted(names, key=lambda n: (len(relation.columns[n].encode()), relation.columns[n].encode()))
     return Table(relation, facts.types, tuple(ordered), hashed, version)
+
+
+def _key(relation: Relation, facts: TableFacts, former: frozenset[str]) -> frozenset[str]:
+    """The replica identity; where that is the whole row, the primary key.
+
+    A table without an identity takes inserts alone. Their key is the one that the table had: rows that were inserted
+    while a constraint was made anew are updated and deleted under it later.
+    """
+    identity = frozenset(name for name, key in zip(relation.columns, relation.keys, strict=True) if key)
+    if relation.identity != _FULL and identity:
+        return identity
+    there = frozenset(relation.columns)
+    if relation.identity != _FULL and former and former <= there:
+        return former
+    return facts.primary_key if facts.primary_key <= there else frozenset()
 
 
 def columns_to_hash(columns: tuple[str, ...], wanted: Collection[str], latest: TableVersion | None) -> frozenset[str]:

@@ -27,6 +27,7 @@ class TableVersion:
     columns: tuple[str, ...] = ()
     hashed: tuple[str, ...] = ()  # columns of which only a hash leaves
     wanted: tuple[str, ...] | None = None  # what the file said of it, sorted; None: it was not kept
+    key: tuple[str, ...] = ()  # the columns that make the key; none, too, where an earlier version of Evermark kept it
 
 
 class TableVersions(Protocol):
@@ -55,8 +56,8 @@ class StateVersions:
         with self._state.connection() as conn:
             rows = conn.execute(query, (self._source, _INCARNATION, text[:_INCARNATION], text)).fetchall()
         return {
-            stream: TableVersion(stream, version, at, shape, tuple(json.loads(columns)), *_hidden(hidden))
-            for stream, version, at, shape, columns, hidden in rows
+            stream: TableVersion(stream, version, at, shape, tuple(json.loads(columns)), *_known(known))
+            for stream, version, at, shape, columns, known in rows
         }
 
     def keep(self, versions: Iterable[TableVersion]) -> None:
@@ -67,17 +68,17 @@ class StateVersions:
                 hashed = excluded.hashed"""
         with self._state.transaction() as conn:
             for each in versions:
-                hidden = each.hashed if each.wanted is None else {"hashed": each.hashed, "wanted": each.wanted}
-                lists = (json.dumps(each.columns), json.dumps(hidden))
+                known = {"hashed": each.hashed, "wanted": each.wanted, "key": each.key}
+                lists = (json.dumps(each.columns), json.dumps(each.hashed if each.wanted is None else known))
                 conn.execute(statement, (self._source, each.stream, each.version, each.position, each.shape, *lists))
 
     def close(self) -> None:
         self._state.close()
 
 
-def _hidden(text: str) -> tuple[tuple[str, ...], tuple[str, ...] | None]:
-    """What was hashed, and what the file wanted; earlier versions of Evermark kept the first alone."""
+def _known(text: str) -> tuple[tuple[str, ...], tuple[str, ...] | None, tuple[str, ...]]:
+    """What was hashed, what the file wanted, and the key. Earlier versions of Evermark kept only the first, or two."""
     found = json.loads(text)
     if isinstance(found, list):
-        return tuple(found), None
-    return tuple(found["hashed"]), tuple(found["wanted"])
+        return tuple(found), None, ()
+    return tuple(found["hashed"]), tuple(found["wanted"]), tuple(found.get("key", ()))
