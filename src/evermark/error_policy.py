@@ -49,6 +49,13 @@ def action_while_reading(error: BaseException, failures: int) -> Action:
     return Action.RETRY if denied else action_after(error, failures)
 
 
+def is_stuck(error: BaseException) -> bool:
+    """Whether a reader of the log cannot go on until somebody mends it, as where a file of it is missing or damaged;
+    readers elsewhere in it can.
+    """
+    return isinstance(error, EvermarkError) and error.kind is Kind.FORMAT
+
+
 def backoff_s(attempt: int, *, base_s: float = 0.5, max_s: float = 60.0) -> float:
     """Exponential, without jitter: the caller adds it, so that this stays a pure function."""
     return float(min(max_s, base_s * 2 ** min(attempt, 16)))

@@ -42,6 +42,15 @@ class LostLog(Scene):
     def missing(self) -> list[str]:
         return [row["file"] for row in json.loads(self.run("log", "missing", "--json").stdout)]
 
+    def replay(self) -> str:
+        """Asks for one of everything, which sends nothing."""
+        window = ("--since", "2000-01-01", "--where", "key = 'none'")
+        return str(json.loads(self.run("replay", "start", *window, "--subscription", "steady", "--json").stdout)["id"])
+
+    def replayed(self, replay: str) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.run("replay", "show", replay, "--json").stdout)
+        return found
+
     def refused(self, *words: str) -> str:
         done = self.run(*words, check=False)
         assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
@@ -75,9 +84,9 @@ def is_so(running: Instance, status: str, reason: str) -> bool:
 
 
 def test_a_data_file_that_is_lost_or_damaged_is_put_back_or_given_up(tmp_path: Path, pg_dsn: str) -> None:
-    """GIVEN a subscription that has to read a file WHEN that is deleted, or damaged, THEN all is said, the others go
-    on, and it goes on when the file is back, or given up; what the source still has of that is taken again. WHEN a
-    commit, or the folder, is away for a while THEN reading goes on by itself when it is back."""
+    """GIVEN a subscription, and a replay, that have to read a file WHEN that is deleted, or damaged, THEN all is said,
+    the others go on, and they go on when the file is back, or given up; what the source still has of that is taken
+    again. WHEN a commit, or the folder, is away for a while THEN reading goes on by itself when it is back."""
     with LostLog(tmp_path, pg_dsn) as shop:
         running = shop.up()
         shop.sell()
@@ -92,6 +101,11 @@ def test_a_data_file_that_is_lost_or_damaged_is_put_back_or_given_up(tmp_path: P
         until(lambda: says(running, f"subscription slow: the file {victim} of the log is missing"), "it is said")
         assert told(running)["status"] == "degraded"
         assert running.health("shop/0")["status"] == "healthy"
+        replay = shop.replay()
+        until(lambda: says(running, f"replay {replay} for subscription steady: the file {victim} of"), "it is said")
+        (target,) = shop.replayed(replay)["targets"]
+        assert f"the file {victim} of the log is missing" in target["reason"] and PLAYBOOK in target["reason"]
+        assert target["next_attempt_at"] is not None
         shop.sell()
         assert shop.missing() == [victim.name]
         assert victim.name in shop.doctor()["log"]["found"]
@@ -101,6 +115,7 @@ def test_a_data_file_that_is_lost_or_damaged_is_put_back_or_given_up(tmp_path: P
             assert f"the file {victim} of the log is missing" in error and PLAYBOOK in error
         victim.write_bytes(kept)
         shop.wait_for("slow")
+        until(lambda: shop.replayed(replay)["state"] == "done", "the replay has gone on")
         until(lambda: is_well(running), "health is healthy again")
         assert shop.missing() == [] and "log" not in shop.doctor()
 

@@ -18,7 +18,7 @@ from evermark.cluster.holding import Candidate, Share
 from evermark.delivery.base import Fate, KeyWanted, Outcome, SourcePartition, SubscriptionState
 from evermark.delivery.decide.answers import Verdict
 from evermark.delivery.decide.shards import FIRST
-from evermark.delivery.replay.plan import Due, Replay, Replayed, running_windows
+from evermark.delivery.replay.plan import Due, Replay, Replayed, Target, TargetState, running_windows
 from evermark.delivery.run.live import HandoverLimits
 from evermark.delivery.run.owner import BothDeliverer, DeliveryLimits, DeliveryOwner, DeliveryWorks
 from evermark.delivery.run.parked_retries import Tried
@@ -39,6 +39,7 @@ _STOPPED = {Fate.ENDPOINT_FAILED: "endpoint", Fate.GONE: "gone"}
 _IDLE_S = 60.0
 _STATES = tuple(state.value for state in SubscriptionState)
 _ALL_SHOWN_EVERY = 16
+_REPLAYS = "replay"
 _RESTS = 20  # times as long as a report took, before the next
 
 
@@ -183,7 +184,8 @@ class DeploymentReport(DeliveryReport):
         self._d = deployment
         self._view = view
         self._board = board
-        self._stuck: dict[SourcePartition, dict[str, EvermarkError]] = {}  # who cannot go on there, and why
+        # By source and by what stands still: who cannot go on there, and why.
+        self._stuck: dict[tuple[str, str], dict[str, EvermarkError]] = {}
         self._telling_stuck = threading.Lock()
         self._failovers = Failovers(deployment, view.reader)
         self._replays_shown: Counter[str] | None = None
@@ -205,43 +207,52 @@ class DeploymentReport(DeliveryReport):
             self.accounts({}, datetime.now(UTC))  # what another instance does with them, this one does not know
 
     def stuck(self, place: SourcePartition, subscription: str | None, error: EvermarkError) -> None:
-        who = _who(subscription)
+        self._stands(place.source, self._delivery_of(place), _who(subscription), error)
+
+    def replay_stuck(self, due: Due, error: EvermarkError) -> None:
+        self._stands(due.replay.request.source, _REPLAYS, _whose(due.replay, due.target), error)
+
+    def _stands(self, source: str, what: str, who: str, error: EvermarkError) -> None:
         with self._telling_stuck:
-            mine = self._stuck.setdefault(place, {})
+            mine = self._stuck.setdefault((source, what), {})
             if who not in mine:
-                self._log.error("delivery cannot go on", who=who, source=place.source, error=error)
+                self._log.error("delivery cannot go on", who=who, source=source, error=error)
             mine[who] = error
-            self._tell_stuck(place, mine)
+            self._tell_stuck(source, what, mine)
 
     def by_group(self, place: SourcePartition, outcomes: Sequence[Outcome]) -> None:
         super().by_group(place, outcomes)
-        self._goes_on(place, None)
+        if self._stuck:  # seldom
+            self._goes_on(place.source, self._delivery_of(place), _who(None))
 
     def by_follower(self, place: SourcePartition, outcomes: Sequence[Outcome]) -> None:
         super().by_follower(place, outcomes)
-        for outcome in outcomes:
-            self._goes_on(place, outcome.subscription)
+        for outcome in outcomes if self._stuck else ():
+            self._goes_on(place.source, self._delivery_of(place), _who(outcome.subscription))
 
-    def _goes_on(self, place: SourcePartition, subscription: str | None) -> None:
-        """What was delivered from there could be read."""
-        if place not in self._stuck:
-            return  # the usual case
-        with self._telling_stuck:
-            mine = self._stuck.get(place, {})
-            if mine.pop(_who(subscription), None) is not None:
-                self._tell_stuck(place, mine)
-            if not mine:
-                self._stuck.pop(place, None)
-
-    def _tell_stuck(self, place: SourcePartition, stuck: Mapping[str, EvermarkError]) -> None:
+    def _delivery_of(self, place: SourcePartition) -> str:
         shard = f" by shard {self._shard}" if self._shard != FIRST else ""
-        what = f"delivery of partition {place.partition}{shard}"
+        return f"delivery of partition {place.partition}{shard}"
+
+    def _goes_on(self, source: str, what: str, *those: str) -> None:
+        """What was delivered from there could be read."""
+        with self._telling_stuck:
+            mine = self._stuck.get((source, what), {})
+            over = mine.keys() & set(those)
+            for who in over:
+                del mine[who]
+            if over:
+                self._tell_stuck(source, what, mine)
+            if not mine:
+                self._stuck.pop((source, what), None)
+
+    def _tell_stuck(self, source: str, what: str, stuck: Mapping[str, EvermarkError]) -> None:
         if not stuck:
-            self._board.log_well(place.source, what)
+            self._board.log_well(source, what)
             return
         who = min(stuck, key=lambda each: (each != _who(None), each))
         more = f", and {len(stuck) - 1} more" if len(stuck) > 1 else ""
-        self._board.log_unwell(place.source, what, f"{who}{more}: {stuck[who].message}", stuck[who].hint)
+        self._board.log_unwell(source, what, f"{who}{more}: {stuck[who].message}", stuck[who].hint)
 
     def handed_over(self, delivered: bool) -> None:
         self._metrics.handovers.labels("delivered" if delivered else "left").inc()
@@ -266,6 +277,7 @@ class DeploymentReport(DeliveryReport):
 
     def replaying(self, running: list[Replay]) -> None:
         self._board.replaying(running_windows(running))
+        self._without_ended(running)
         counts, shown = Counter(replay.request.source for replay in running), self._replays_shown
         if counts == shown:
             return
@@ -279,6 +291,22 @@ class DeploymentReport(DeliveryReport):
         self._metrics.replay_delivered.labels(name).inc(outcome.accepted)
         if outcome.parked:
             self._metrics.parked.labels(name).inc(len(outcome.parked))
+        if self._stuck:
+            self._goes_on(due.replay.request.source, _REPLAYS, _whose(due.replay, due.target))
+
+    def _without_ended(self, running: Sequence[Replay]) -> None:
+        """A replay that was cancelled, or given up, stands before nothing any more."""
+        if not self._stuck:
+            return  # the usual case
+        left = {_whose(replay, t) for replay in running for t in replay.targets if t.state is TargetState.RUNNING}
+        with self._telling_stuck:
+            stood = {source: set(mine) for (source, what), mine in self._stuck.items() if what == _REPLAYS}
+        for source, those in stood.items():
+            self._goes_on(source, _REPLAYS, *(those - left))
+
+
+def _whose(replay: Replay, target: Target) -> str:
+    return f"replay {replay.id} for subscription {target.subscription}"
 
 
 def _who(subscription: str | None) -> str:

@@ -28,7 +28,6 @@ from evermark.app.ingesting import LaneWorks, SourceRunner
 from evermark.cluster.holding import Share
 from evermark.cluster.together import keeper_for
 from evermark.delivery.base import Fate, Outcome
-from evermark.delivery.decide.group import is_stuck
 from evermark.delivery.decide.matching import has_exact_steps, needs_spark
 from evermark.delivery.replay.plan import Replayed, ReplayWork
 from evermark.delivery.run.matched_here import is_small, matched_here
@@ -37,6 +36,7 @@ from evermark.delivery.sinks import Sinks
 from evermark.delivery.store.postgres_rates import PostgresRates
 from evermark.delivery.webhook.client import use_rates
 from evermark.delivery.work import Assignment, DeliveryOptions, Result, Span, fold
+from evermark.error_policy import is_stuck
 from evermark.errors import EngineError, EvermarkError
 from evermark.ingest.copying.requests import CopyRequests
 from evermark.ingest.owner import LIMITS as INGEST_LIMITS

@@ -31,7 +31,9 @@ from evermark.delivery.sinks import Sinks
 from evermark.delivery.webhook.base import Job, Prefix
 from evermark.delivery.webhook.bundles import prepared
 from evermark.delivery.work import KeyPart
+from evermark.errors import EngineError
 from evermark.log.frames import addressed_frame
+from evermark.log.opened import require_readable
 from evermark.log.row_reader import I64, ROW_ADDRESS, RowReader, require_codes
 from evermark.log.window_search import Stretch, find, find_with_keys
 from evermark.predicate import wanted_ops
@@ -213,6 +215,13 @@ class SparkReplays:
         self._found: OrderedDict[tuple[str, str], tuple[ReplayWork, Future[pa.Table]]] = OrderedDict()
 
     def replay(self, work: ReplayWork, ahead: ReplayWork | None = None) -> Replayed:
+        try:
+            return self._replayed(work, ahead)
+        except (EngineError, FileNotFoundError):
+            require_readable(work.slice.paths)  # Spark's words name no remedy
+            raise
+
+    def _replayed(self, work: ReplayWork, ahead: ReplayWork | None) -> Replayed:
         places, limit = None, work.rows_max
         if work.where is not None or work.spec.where is not None:
             found, limit = self._prepared(work)

@@ -36,16 +36,11 @@ from evermark.delivery.base import (
 from evermark.delivery.decide import retry
 from evermark.delivery.decide.retry import LIMITS, EndpointLimits
 from evermark.delivery.work import both
-from evermark.errors import ConflictError, EvermarkError, Kind
+from evermark.errors import ConflictError
 
 Jitter = Callable[[], float]
 
 REASON_CHARS_MAX = 500
-
-
-def is_stuck(error: EvermarkError) -> bool:
-    """Whether a reader cannot go on until somebody mends the log; readers elsewhere in it can."""
-    return error.kind is Kind.FORMAT
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,8 @@ from evermark.delivery.decide.answers import Verdict
 
 RETRY_AFTER_S_MAX = 24 * 3600.0
 ENDPOINT_BACKOFF_S_MAX = 300.0
+# A file of the log that is missing or damaged stays so until a person acts, who then waits to see it help.
+STUCK_REST_S = 10.0
 # Waits are stretched by up to this share, never shortened: a receiver's "not before" is kept.
 _JITTER_SHARE = 0.25
 

@@ -69,6 +69,11 @@ class ReplayNews(Protocol):
 
     def by_replay(self, due: Due, result: Replayed) -> None: ...
 
+    def replay_stuck(self, due: Due, error: EvermarkError) -> None:
+        """A replay cannot go on for a subscription: the log cannot be read there. Told again while it lasts; what is
+        said by `by_replay` of the same target ends it.
+        """
+
 
 @dataclass
 class ReplayLoop:
@@ -93,6 +98,7 @@ class ReplayLoop:
         self._wake = self.runtime.wake()
         self._clear_wait_s = self.limits.clear_wait_s
         self.replayer.on_step = self._on_step
+        self.replayer.on_stuck = self.news.replay_stuck
         self.replayer.on_ended = self._on_ended
 
     def run(self) -> None:

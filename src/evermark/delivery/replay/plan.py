@@ -34,7 +34,7 @@ from evermark.delivery.base import (
 )
 from evermark.delivery.decide.group import REASON_CHARS_MAX, Jitter
 from evermark.delivery.decide.key_parts import with_room
-from evermark.delivery.decide.retry import endpoint_backoff_s
+from evermark.delivery.decide.retry import STUCK_REST_S, endpoint_backoff_s
 from evermark.delivery.replay.timeslice import Mark, TimeSlice, exceeds, with_rest
 from evermark.delivery.work import both
 from evermark.log.read import FileRange
@@ -387,6 +387,8 @@ def after_step(
         # Towards steps that take as long as they should; the time of a first step says little.
         rows = min(slices.rows_max, max(slices.rows_min, int(target.slice_rows * min(pace, 4.0))))
         return replace(target, slice_rows=rows, failures=0, next_attempt_at=None, reason="", stuck_since=None)
+    if outcome.fate is Fate.STUCK and (narrower := _narrower(target, piece)):
+        return replace(target, slice_rows=narrower)
     target = replace(target, stuck_since=None if moved else target.stuck_since or now)
     smaller = max(slices.rows_min, target.slice_rows // 2)
     reason = outcome.reason[:REASON_CHARS_MAX]
@@ -394,8 +396,17 @@ def after_step(
         wait = None if moved else now + timedelta(seconds=IDLE_WAIT_S)
         return replace(target, slice_rows=smaller, next_attempt_at=wait, reason="" if moved else reason)
     failures, reason = 1 if moved else target.failures + 1, reason or "the receiver did not answer"
+    if outcome.fate is Fate.STUCK:
+        wait_s = min(STUCK_REST_S, endpoint_backoff_s(failures, jitter()))
+        return replace(target, failures=failures, next_attempt_at=now + timedelta(seconds=wait_s), reason=reason)
     at = now + timedelta(seconds=endpoint_backoff_s(failures, jitter(), outcome.retry_after_s))
     return replace(target, slice_rows=smaller, failures=failures, next_attempt_at=at, reason=reason)
+
+
+def _narrower(target: Target, piece: TimeSlice) -> int:
+    """So many rows for the next slice, at once: a part of this slice may be read, though not all of it. 0: none may."""
+    rows = min(target.slice_rows, piece.rows)
+    return rows // 2 if len(piece.paths) > 1 else 0
 
 
 def passed(target: Target) -> Target:

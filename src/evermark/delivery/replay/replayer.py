@@ -12,14 +12,16 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from evermark import failpoint
-from evermark.delivery.base import BotView, Fate, SourcePartition
+from evermark.delivery.base import BotView, Fate, Outcome, SourcePartition
 from evermark.delivery.bots.views import BotViews
 from evermark.delivery.ports import DeliveryStore, LogView
 from evermark.delivery.replay import plan as decide
 from evermark.delivery.replay.base import ReplayStore
 from evermark.delivery.replay.plan import Due, Replay, ReplayDeliverer, Replayed, ReplayState, ReplayWork, Target
 from evermark.delivery.replay.timeslice import TimeSlice, next_slice, readable, rows_between
-from evermark.errors import NotFoundError
+from evermark.error_policy import is_stuck
+from evermark.errors import EvermarkError, FormatError, NotFoundError
+from evermark.log.opened import PLAYBOOK
 from evermark.log.read import FileRange
 
 # Fresh events flow when a head moved this recently.
@@ -41,6 +43,7 @@ class Replayer:
     stopwatch: Callable[[], float] = time.monotonic
     slices: decide.SliceLimits = decide.SLICES
     on_step: Callable[[Due, Replayed], None] = lambda _due, _result: None
+    on_stuck: Callable[[Due, EvermarkError], None] = lambda _due, _error: None  # the log cannot be read there
     on_ended: Callable[[Replay, Target, str], None] = lambda _replay, _target, _why: None  # unfinished
     _prepared: dict[tuple[str, str], TimeSlice] = field(default_factory=dict)
 
@@ -75,29 +78,44 @@ class Replayer:
         return any(now - moved_at < FLOWING for _, moved_at in self.log.heads().values())
 
     def step(self, one: Due, *, flowing: bool) -> float:
-        """One slice for one target, sent and settled; the seconds it took."""
+        """One slice for one target, sent and settled; the seconds it took. Where the log cannot be read, the target
+        waits right before that, and says so.
+        """
         began = self.stopwatch()
-        target = one.target
-        files = self._files(one.replay.request.source, one.replay.heads)
-        rows = decide.rows_of(one, flowing=flowing, slices=self.slices)
-        piece = self._slice(one, files, rows)
-        if piece is None:
-            self.replays.pass_by(target, self.epoch)
-            return self.stopwatch() - began
-        name, spec = target.subscription, one.subscription.spec
-        held = self.store.parked.held_keys([name], replay_id=one.replay.id).get(name, {}) if spec.ordered else {}
-        work = decide.work_of(one, piece, files, rows, self.replays.parked_now(name), self._bot(one))
-        ahead = None if flowing else self._ahead_of(one, work, files, rows)
-        result = self.deliverer.replay(replace(work, held=held), ahead)
+        target, name, stuck = one.target, one.target.subscription, None
+        piece: TimeSlice | None = TimeSlice(target.mark, target.mark.time, (), 0)  # as long as no other is known
+        try:
+            files = self._files(one.replay.request.source, one.replay.heads)
+            rows = decide.rows_of(one, flowing=flowing, slices=self.slices)
+            piece = self._slice(one, files, rows)
+            if piece is None:
+                self.replays.pass_by(target, self.epoch)
+                return self.stopwatch() - began
+            result = self._sent(one, piece, files, rows, flowing=flowing)
+        except EvermarkError as error:
+            if piece is None or not is_stuck(error):
+                raise
+            stuck, reason = error, "; ".join(filter(None, (error.message, error.hint)))
+            result = Replayed(target.mark, Outcome(name, Fate.STUCK, reason=reason))
         failpoint.hit("replay.sent")
         took_s = self.stopwatch() - began
         pace = (decide.STEP_S_FLOWING if flowing else decide.STEP_S) / max(took_s, 0.001)
-        self.replays.settle(target, piece, result, pace, self.clock(), self.epoch)
+        after = self.replays.settle(target, piece, result, pace, self.clock(), self.epoch)
         failpoint.hit("replay.settled")
         if result.outcome.fate is Fate.GONE:
             self.store.disable(name, result.outcome.reason, self.epoch, generation=target.generation)
-        self.on_step(one, result)
+        if stuck is None:
+            self.on_step(one, result)
+        elif after.next_attempt_at is not None:  # else a smaller slice is tried at once
+            self.on_stuck(one, stuck)
         return took_s
+
+    def _sent(self, one: Due, piece: TimeSlice, files: list[FileRange], rows: int, *, flowing: bool) -> Replayed:
+        name, spec = one.target.subscription, one.subscription.spec
+        held = self.store.parked.held_keys([name], replay_id=one.replay.id).get(name, {}) if spec.ordered else {}
+        work = decide.work_of(one, piece, files, rows, self.replays.parked_now(name), self._bot(one))
+        ahead = None if flowing else self._ahead_of(one, work, files, rows)
+        return self.deliverer.replay(replace(work, held=held), ahead)
 
     def _slice(self, one: Due, files: list[FileRange], rows: int) -> TimeSlice | None:
         """The next slice: the prepared slice, if it begins at the target's mark."""
@@ -145,5 +163,8 @@ class Replayer:
     def _files(self, source: str, heads: Mapping[int, int]) -> list[FileRange]:
         try:
             return readable(self.log.files(source), heads)
-        except NotFoundError:  # nothing was ever taken from it
-            return []
+        except NotFoundError as error:
+            if any(heads.values()):
+                hint = f"put it back from a copy; {PLAYBOOK}"
+                raise FormatError(f"the log of {source} is gone", hint=hint) from error
+            return []  # nothing was ever taken from it

@@ -15,12 +15,13 @@ from evermark.delivery.base import BEGINNING, Cursor, CursorVector, Fate, Outcom
 from evermark.delivery.bots.views import BotViews
 from evermark.delivery.decide.backlog import SPAN_ROWS_MAX, batches, distance, expired_to, level_with, next_span
 from evermark.delivery.decide.expiry import expires_before
-from evermark.delivery.decide.group import is_due, is_stopped, is_stuck, shortened
-from evermark.delivery.decide.retry import ENDPOINT_BACKOFF_S_MAX
+from evermark.delivery.decide.group import is_due, is_stopped, shortened
+from evermark.delivery.decide.retry import ENDPOINT_BACKOFF_S_MAX, STUCK_REST_S
 from evermark.delivery.decide.turns import TURN_S, TurnClass
 from evermark.delivery.ports import DeliveryStore, LogView
 from evermark.delivery.run.live import GRACE_S, LiveGroup, may_take_s, stages
 from evermark.delivery.work import Assignment, Deliverer, DeliveryOptions, Span
+from evermark.error_policy import is_stuck
 from evermark.errors import ConflictError, EvermarkError, FormatError, StaleError
 from evermark.progress import Progress
 
@@ -41,9 +42,9 @@ GROUP_BUDGET_S_MAX = 300.0
 LATE_BUDGET_S = 1.0
 # A subscription that failed last time is asked with a few events, however many wait: most often it fails once more.
 PROBE_ROWS_MAX = 100
-# A file of the log that is missing or damaged stays so until a person acts. Reading there is tried again after this; a
-# reader that has nothing else to read is looked at more often, for what comes elsewhere.
-STUCK_REST = timedelta(seconds=10)
+# Where the log cannot be read it is tried again after this; a reader that has nothing else to read is looked at more
+# often, for what comes elsewhere.
+STUCK_REST = timedelta(seconds=STUCK_REST_S)
 STUCK_LOOK = timedelta(seconds=1)
 _GROUP = -1  # no subscription has this generation
 

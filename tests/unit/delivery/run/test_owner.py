@@ -71,6 +71,7 @@ class Scene:
             "handed_over",
             "replaying",
             "stuck",
+            "replay_stuck",
         ) or name.startswith("by_"):
             return lambda *_: None
         raise AttributeError(name)
