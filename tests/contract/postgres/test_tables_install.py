@@ -13,6 +13,7 @@ import psycopg
 import pytest
 
 from evermark.errors import BusyError, EvermarkError, GapError, SetupError
+from evermark.ingest.repair.base import may_open
 from evermark.observe.finding import Finding, Grade
 from evermark.secrets import Plain, Secret
 from evermark.sources.base import Slice
@@ -280,16 +281,56 @@ def test_tables_named_by_keywords_and_letters_of_any_kind(server: PostgresServer
 
 def test_what_is_dropped_before_it_is_taken_out(server: PostgresServer) -> None:
     """As the docs say: a listed column cannot go alone, and what leaves the publication is a gap."""
-    create = ORDERS + "create table more (id int primary key)"
-    for drop in ("drop table more", "alter table orders drop column note cascade"):
-        chosen = {"name": "public.orders", "columns": ["id", "note"]}
-        with scene(server, chosen, "public.more", create=create) as at:
-            start = at.source.earliest(0)
-            with pytest.raises(psycopg.errors.DependentObjectsStillExist):
-                at.run("alter table orders drop column note")
-            at.run(drop)
-            with pytest.raises(GapError, match="was changed by somebody"):
-                at.source.check({0: start})
+    chosen = {"name": "public.orders", "columns": ["id", "note"]}
+    with scene(server, chosen, create=ORDERS) as at:
+        start = at.source.earliest(0)
+        with pytest.raises(psycopg.errors.DependentObjectsStillExist):
+            at.run("alter table orders drop column note")
+        at.run("alter table orders drop column note cascade")
+        with pytest.raises(GapError, match="was changed by somebody"):
+            at.source.check({0: start})
+        with closing(at.source.repair(0)) as repair:
+            assert repair.begin(lambda: False).pieces  # closed by itself, without the column
+            repair.abandon()
+
+
+def test_a_dropped_table_is_named_until_the_file_is_without_it(server: PostgresServer) -> None:
+    """It is no gap that a repair could close, and spends none of its tries: file, instance and nothing else mend it."""
+    with scene(server, "public.orders", "public.more", create=ORDERS + "create table more (id int primary key)") as at:
+        start = at.source.earliest(0)
+        at.run("drop table more", "insert into orders values (1, 1, 'x')")
+        repair = repair_of(at.settings.target(), lambda: at.source._versions)
+        for ask in (lambda: at.source.check({0: start}), lambda: at.all(start), lambda: repair.begin(lambda: False)):
+            with pytest.raises(SetupError, match=r"public\.more, which .* does not exist any more") as caught:
+                ask()
+            assert not may_open(caught.value)
+            assert "take it out of the file, and start `evermark up` again" in caught.value.hint
+        found = findings(at)
+        for check in ("publication", "tables"):
+            assert "public.more" in found[check].found and "start `evermark up` again" in found[check].mend
+        # WHEN the file is without it THEN it is a gap, which is closed by itself
+        narrow = at.settings.model_copy(update={"tables": at.settings.tables[:1]}).target()
+        source = type(at.source)(narrow, at.source._open)
+        with pytest.raises(GapError, match="was changed by somebody"):
+            source.check({0: start})
+        with closing(source.repair(0)) as again:
+            assert again.begin(lambda: False).pieces
+            again.abandon()
+        source.check({0: start})
+        source.close()
+
+
+def test_a_table_that_is_not_there_yet_stops_no_other(server: PostgresServer) -> None:
+    """Nor one that was renamed, beside its new name: the publication is as it was installed."""
+    with scene(server, "public.orders", create=ORDERS) as at:
+        wider = at.settings.model_copy(update={"tables": tables_settings(at.dsn, "public.orders", "public.new").tables})
+        source = type(at.source)(wider.target(), at.source._open)
+        source.check({0: source.earliest(0)})
+        source.close()
+        found = {each.check: each for each in examined(wider.target(), lambda: at.source, None)}
+        assert found["publication"].grade is Grade.OK
+        assert found["tables"].found == "public.new stands in the file and does not exist"
+        assert "or create it" in found["tables"].mend
 
 
 def test_a_dropped_constraint_is_noticed_and_said(server: PostgresServer) -> None:

@@ -54,5 +54,12 @@ def test_a_persons_word_begins_the_count_anew() -> None:
 
 def test_giving_up_says_where_to_read_on() -> None:
     """The last error, and the page of the playbook."""
-    error = given_up("the disk is full")
-    assert "the disk is full" in error.message and "playbook" in error.hint and "source recover" in error.hint
+    error = given_up(GapError("the slot was lost again", hint="see `evermark doctor`"))
+    assert "the slot was lost again" in error.message and "playbook" in error.hint and "source recover" in error.hint
+
+
+def test_giving_up_on_what_is_not_set_up_says_what_sets_it_up() -> None:
+    """Not what helps against a slot that is lost for another reason."""
+    error = given_up(SetupError("no table t", hint="take it out of the file"))
+    assert "no table t" in error.message and error.hint.startswith("take it out of the file. Then `evermark source")
+    assert "max_slot_wal_keep_size" not in error.hint

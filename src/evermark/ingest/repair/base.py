@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Protocol
 
-from evermark.errors import BusyError, EvermarkError, GapError, IdentityError
+from evermark.errors import BusyError, DeniedError, EvermarkError, GapError, IdentityError, SetupError
 
 TRIES_MAX = 3
 TEXT_MAX = 2000
@@ -105,10 +105,12 @@ def chosen_otherwise(recovery: Recovery) -> BusyError:
     )
 
 
-def given_up(error: str) -> GapError:
-    return for_a_person(
-        f"the gap could not be closed in {TRIES_MAX} tries within the hour, at last with: {error[:500]}"
-    )
+def given_up(error: EvermarkError) -> GapError:
+    """Where something is not set up, or not allowed, the last error alone says what helps."""
+    said = f"the gap could not be closed in {TRIES_MAX} tries within the hour, at last with: {error.message[:500]}"
+    if isinstance(error, (SetupError, DeniedError)) and error.hint:
+        return GapError(said, hint=f"{error.hint}. Then `evermark source recover` starts one more try")
+    return for_a_person(said)
 
 
 def found_again(error: str) -> GapError:
@@ -118,7 +120,7 @@ def found_again(error: str) -> GapError:
 def for_a_person(said: str) -> GapError:
     return GapError(
         said,
-        hint="docs/playbook.md, `A slot is lost again and again`: raise max_slot_wal_keep_size, or end the transaction"
-        " that holds the slot back; for MongoDB docs/mongo.md, `When the oplog does not reach back`. Then"
+        hint="docs/playbook.md, `A slot is lost again and again`, has the causes: often max_slot_wal_keep_size, or a"
+        " transaction that holds the slot back; for MongoDB docs/mongo.md, `When the oplog does not reach back`. Then"
         " `evermark source recover` starts one more try",
     )

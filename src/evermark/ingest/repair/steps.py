@@ -296,7 +296,7 @@ class Repairer:
         # The new slot may be gone as well: everything begins again, and finds what was taken meanwhile in the log.
         step = Step.OPENED if isinstance(error, GapError) else recovery.step
         if tried and recovery.tries + 1 >= TRIES_MAX:
-            self._fail(recovery, repair, given_up(error.message))
+            self._fail(recovery, repair, given_up(error))
             return
         self.works.recoveries.move(recovery, step, self.epoch, error=error.message, tried=tried)
         raise error

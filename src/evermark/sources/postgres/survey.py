@@ -21,6 +21,11 @@ SAFE_SHARE_MIN = 0.2  # of the WAL that the server may keep for a slot
 _GIB = 1024**3
 _WAL_HINT = "docs/playbook.md, `The disk fills with WAL`; see `evermark doctor`"
 UPGRADE_HINT = "run `evermark source install` again: it upgrades in place, while everything runs"
+_NAMED_MAX = 3
+DROPPED_HINT = (
+    "take it out of the file, and start `evermark up` again with that file: it makes the publication anew by itself,"
+    " and compares the other tables with the log"
+)
 _IDENTITY_HINT = (
     "if it was restored or promoted on purpose choose with `evermark source recover`: repair from its tables,"
     " or go on from now and accept the gap; if not, point the dsn at the server this checkpoint came from"
@@ -46,6 +51,7 @@ class Survey:
     incarnation: Incarnation
     may_use_slots: bool = True
     outbox: bool = True  # whether it is read for an outbox; if not, for tables
+    missing: tuple[str, ...] = ()  # tables of the file that do not exist
 
 
 _QUERY = f"""
@@ -84,6 +90,7 @@ def trouble(survey: Survey, target: PostgresTarget, resume: Position | None) -> 
         unfit(survey)
         or (stranger(survey, resume) if resume is not None else None)
         or unregistered(survey, target)
+        or dropped(survey)
         or _slot_trouble(survey, target, resume)
         or _publication_trouble(survey, target, resume)
     )
@@ -209,6 +216,19 @@ def unregistered(survey: Survey, target: PostgresTarget) -> EvermarkError | None
     if survey.fingerprint_installed is None:
         return SetupError(f"slot {target.slot} at {survey.where} is not registered as a reader", hint=INSTALL_HINT)
     return None
+
+
+def dropped(survey: Survey) -> EvermarkError | None:
+    """A table that is gone took itself out of the publication. No repair makes that as the file has it: this is no gap
+    until the file is without the table. One that was renamed, or is still to be made, leaves the publication alone.
+    """
+    if not survey.missing or survey.fingerprint_now == survey.fingerprint_installed:
+        return None
+    return SetupError(
+        f"the file names {', '.join(survey.missing[:_NAMED_MAX])}, which at {survey.where} does not exist any more, and"
+        " was taken out of the publication",
+        hint=DROPPED_HINT,
+    )
 
 
 def _slot_trouble(survey: Survey, target: PostgresTarget, resume: Position | None) -> EvermarkError | None:

@@ -18,7 +18,7 @@ from evermark.sources.base import Gap, Repair
 from evermark.sources.postgres.failures import RECOVER_HINT, where
 from evermark.sources.postgres.lsn import Incarnation, Position
 from evermark.sources.postgres.slots import Slot, spare_name
-from evermark.sources.postgres.survey import Survey, stranger, unfit, unregistered
+from evermark.sources.postgres.survey import Survey, dropped, stranger, unfit, unregistered
 from evermark.sources.postgres.target import PostgresTarget
 
 
@@ -110,7 +110,7 @@ class OutboxRepair(Repair):
         server = self._server
         try:
             survey = server.look()
-            problem = unfit(survey) or unregistered(survey, self._target)
+            problem = unfit(survey) or unregistered(survey, self._target) or dropped(survey)
             if problem is None and left_at is not None:
                 problem = stranger(survey, Position.parse(left_at))
             if problem is not None:

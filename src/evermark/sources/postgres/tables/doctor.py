@@ -21,7 +21,7 @@ from evermark.sources.postgres.admin.doctor import (
 from evermark.sources.postgres.admin.examine import examine_server
 from evermark.sources.postgres.connect import connect
 from evermark.sources.postgres.failures import INSTALL_HINT
-from evermark.sources.postgres.survey import Survey
+from evermark.sources.postgres.survey import DROPPED_HINT, Survey, dropped
 from evermark.sources.postgres.tables.copyable import judged_copies, look_for_copy
 from evermark.sources.postgres.tables.publication import Keyless, Member, Unusable, keyless, look, members, unusable
 from evermark.sources.postgres.tables.source import PostgresTables
@@ -52,7 +52,7 @@ def examined(
         with closing(make()) as source:
             state = ask(source)
     yield from judged(facts, survey, target, state)
-    yield from judged_tables(target, published, bad, nameless)
+    yield from judged_tables(target, published, bad, nameless, survey)
     yield from judged_copies(copyable, wanted=copies)
     if state is not None:
         yield from state.findings
@@ -70,14 +70,21 @@ def judged(facts: Facts, survey: Survey, target: PostgresTarget, kept: SourceSta
             fingerprint_installed=survey.fingerprint_installed,
             fingerprint_now=survey.fingerprint_now,
         )
-        yield from judged_publication(seen, installed=True)
+        if (gone := dropped(survey)) is not None:
+            yield wrong("publication", gone.message, gone.hint)
+        else:
+            yield from judged_publication(seen, installed=True)
         yield from judged_slot(slot, target, server, kept, installed=True)
     yield from judged_rest(facts, server)
     yield from judged_clock(server)
 
 
 def judged_tables(
-    target: PostgresTarget, published: Sequence[Member], bad: Sequence[Unusable], nameless: Sequence[Keyless] = ()
+    target: PostgresTarget,
+    published: Sequence[Member],
+    bad: Sequence[Unusable],
+    nameless: Sequence[Keyless],
+    survey: Survey,
 ) -> Iterator[Finding]:
     """Whether the publication has the tables of the file, and leaves their users in peace. Pure."""
     there = {member.name: member for member in published}
@@ -89,7 +96,11 @@ def judged_tables(
         yield warning("keys", f"{one.table} {one.trouble}", one.mend)
     for name in sorted(set(wanted) - set(there)):
         ill = True
-        yield wrong("tables", f"{name} stands in the file and is not published", INSTALL_HINT)
+        if name not in survey.missing or survey.fingerprint_now is None:
+            yield wrong("tables", f"{name} stands in the file and is not published", INSTALL_HINT)
+            continue
+        mend = DROPPED_HINT if dropped(survey) else f"take it out of the file; or create it, then {INSTALL_HINT}"
+        yield wrong("tables", f"{name} stands in the file and does not exist", mend)
     for name in sorted(set(there) - set(wanted)):
         ill = True
         yield wrong("tables", f"{name} is published and does not stand in the file", f"name it, or {INSTALL_HINT}")

@@ -14,7 +14,7 @@ from importlib import resources
 from evermark.sources.postgres.connect import Link
 from evermark.sources.postgres.failures import where
 from evermark.sources.postgres.lsn import Incarnation
-from evermark.sources.postgres.names import TableName
+from evermark.sources.postgres.names import TableName, table_name
 from evermark.sources.postgres.outbox import filled, script
 from evermark.sources.postgres.read.capture import Ask
 from evermark.sources.postgres.slots import SLOT_COLUMNS, Slot
@@ -35,6 +35,10 @@ select (select system_identifier from pg_control_system()),
        (select substr(obj_description(p.oid, 'pg_publication'), {len(MARK) + 1}) from pg_publication p
         where p.pubname = @publication_literal@ and obj_description(p.oid, 'pg_publication') like '{MARK}%%'),
        (@fingerprint@), current_user::text,
+       (select coalesce(jsonb_agg(t.name order by t.place), '[]')
+        from unnest(%s::text[], %s::text[], %s::text[]) with ordinality t(name, schema, relation, place)
+        where not exists (select from pg_class c join pg_namespace n on n.oid = c.relnamespace
+                          where n.nspname = t.schema and c.relname = t.relation)),
        {SLOT_COLUMNS}
 from (select) one left join pg_replication_slots s on s.slot_name = @slot_literal@
 """
@@ -146,15 +150,17 @@ def members(link: Link, target: PostgresTarget) -> list[Member]:
 def look(link: Link, target: PostgresTarget) -> Survey:
     """Needs no right but to connect."""
     query = _LOOK.replace("@fingerprint@", _fingerprint(link.connection.info.server_version))
-    found = link.one(filled(query, target), doing="looking at the slot")
-    system_id, walfile, replicates, *server = found[:11]
+    names = [table_name(table.name) for table in target.tables]
+    given = ([name.sql for name in names], [name.schema for name in names], [name.table for name in names])
+    found = link.one(filled(query, target), given, doing="looking at the slot")
+    system_id, walfile, replicates, *server = found[:12]
     # The timeline of the WAL file being written; the control file's would lag behind a promotion.
     incarnation = Incarnation(system_id & 0xFFFFFFFFFFFFFFFF, int(walfile[:8], 16) if walfile else 0)
-    version, wal_level, standby, flush, database, installed, now, role = server
+    version, wal_level, standby, flush, database, installed, now, role, missing = server
     return Survey(
         version, wal_level, standby, flush, database, installed, now, None, role,
-        where=where(link.dsn), slot=Slot(*found[11:]) if found[11] is not None else None, incarnation=incarnation,
-        may_use_slots=replicates or link.may_use_slots(), outbox=False,
+        where=where(link.dsn), slot=Slot(*found[12:]) if found[12] is not None else None, incarnation=incarnation,
+        may_use_slots=replicates or link.may_use_slots(), outbox=False, missing=tuple(missing),
     )  # fmt: skip
 
 
