@@ -342,6 +342,22 @@ def write_kept(path: Path, tables: Iterable[pa.Table]) -> None:
         raise
 
 
+def images_of(keys: Sequence[str], files: Sequence[Path]) -> dict[str, str | None]:
+    """The images that kept rows have of these keys, of each by the first file that has it; none of what is gone."""
+    wanted = pa.array(keys, pa.string())
+    found: dict[str, str | None] = {}
+    for path in files:
+        with pq.ParquetFile(path) as file:
+            for group in range(file.num_row_groups):
+                is_one = pc.is_in(file.read_row_group(group, columns=["row_key"])["row_key"], value_set=wanted)
+                if not pc.any(is_one).as_py():
+                    continue
+                rows = file.read_row_group(group, columns=["row_key", "gone", "payload"]).filter(is_one)
+                for row in rows.to_pylist():
+                    found.setdefault(row["row_key"], None if row["gone"] else row["payload"])
+    return found
+
+
 def described(path: Path) -> KeptFile:
     sync_file(path)
     return KeptFile(path.name, pq.read_metadata(path).num_rows, path.stat().st_size, _crc(path))
@@ -377,7 +393,7 @@ class _Newest:
     folder: Path
     wanted: Wanted
     runs: Sequence[Sequence[Part]]
-    forget: bool
+    below: Sequence[Layer] = ()  # what is kept of the events before
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -386,16 +402,19 @@ class _Newest:
                 yield pa.RecordBatch.from_arrays([pa.array([row])], names=["row"])
 
     def bucket(self, number: int) -> dict[str, Any]:
-        newest = NewestRows(replace(self.wanted, bucket=number))
+        newest = NewestRows(replace(self.wanted, bucket=number), self._images)
         path = self.folder / f"{secrets.token_hex(16)}.parquet"
         try:
             rows = newest.batches(self.runs)
-            write_kept(path, map(_remembered, rows) if self.forget else rows)
+            write_kept(path, rows if self.below else map(_remembered, rows))
         except (NotPlain, pa.ArrowInvalid, pa.ArrowCapacityError) as why:  # Arrow: keys of more than 2 GiB
             return {"not_plain": str(why)}
         except OSError as error:
             return {"failed": str(error)}
         return {"file": asdict(described(path)), "partitions": sorted(newest.partitions)}
+
+    def _images(self, keys: Sequence[str]) -> dict[str, str | None]:
+        return images_of(keys, [self.folder / file.name for layer in reversed(self.below) for file in layer.files])
 
 
 def _remembered(rows: pa.Table) -> pa.Table:
@@ -474,7 +493,7 @@ class KeptTable:
         rows = sum(part.rows for part in parts)
         if not (buckets := buckets_for(rows)):
             raise NotPlain("the log is too large for this way")
-        work = _Newest(self._shelf.folder, Wanted(self.stream, after, 0, buckets), runs_of(parts), not layers)
+        work = _Newest(self._shelf.folder, Wanted(self.stream, after, 0, buckets), runs_of(parts), layers)
         told = [work.bucket(0)] if rows <= HERE_ROWS_MAX else self._by_tasks(work, buckets)
         for one in told:
             if "failed" in one:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -109,6 +109,51 @@ def filling() -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
             yield batch.set_column(at, kind, pa.array(payloads, kind.type))
 
     return fill
+
+
+def lacked(flags: Sequence[str] | None) -> list[str]:
+    """The columns that an event with these flags lacks."""
+    return [flag[len(UNKNOWN) :] for flag in flags or () if flag.startswith(UNKNOWN)]
+
+
+class Unfinished:
+    """Records of one partition whose newest image lacks large values, each with its events from there on, the newest
+    first. For tasks that have this program: events are rows of the log as Python has them, with `row_key` and `gone`.
+    """
+
+    def __init__(self) -> None:
+        self._events: dict[str, list[dict[str, Any]]] = {}
+        self._filled = _merging()
+
+    def keys(self) -> list[str]:
+        return list(self._events)
+
+    def add(self, events: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Events that are older than all that were added before: all that there are of these records in a stretch of
+        the log. Returns the newest event of each record that is whole by now."""
+        whole: dict[str, dict[str, Any]] = {}
+        for event in sorted(events, key=lambda each: (each["batch"], each["position"]), reverse=True):
+            key = event["row_key"]
+            if key in whole:
+                continue
+            self._events.setdefault(key, []).append(event)
+            if event["gone"] or event["payload"] is None or not lacked(event["flags"]):
+                whole[key] = self._whole(self._events.pop(key), None)
+        return list(whole.values())
+
+    def rest(self, images: Mapping[str, str | None]) -> list[dict[str, Any]]:
+        """The newest event of each record that is left; `images` are those before all events, by row key."""
+        left, self._events = self._events, {}
+        return [self._whole(events, images.get(key)) for key, events in left.items()]
+
+    def _whole(self, events: Sequence[dict[str, Any]], standing: str | None) -> dict[str, Any]:
+        """The first of the events, whose payload has what the others tell of what it lacks."""
+        for event in reversed(events):
+            lacks, payload = lacked(event["flags"]), event["payload"]
+            if lacks and payload is not None and standing is not None and not event["gone"]:
+                payload = self._filled(payload, standing, lacks)
+            standing = None if event["gone"] else payload
+        return events[0] if events[0]["gone"] else events[0] | {"payload": standing}
 
 
 def _merging() -> Callable[[str, str, Sequence[str]], str]:

@@ -1,8 +1,9 @@
 """The newest event of every key of a stream, by Arrow alone: for the streams whose table is just that.
 
-It is, where all events of the stream are in one partition, none is a truncate or lacks a value, and none changed a key
-or might have (`implied.py` has the whole rule; an update whose two images both have its key changed none). Whether it
-is so is seen on the way; if not, `NotPlain` says why.
+It is, where all events of the stream are in one partition, none is a truncate, and none changed a key or might have
+(`implied.py` has the whole rule; an update whose two images both have its key changed none). Whether it is so is seen
+on the way; if not, `NotPlain` says why. Where the newest event lacks large values, the events before it are looked at,
+too, as long as they are not many.
 
 Files are read from the newest to the oldest. Of each the columns that tell a key are read; payloads only where a key is
 met for the first time. Keys are split into buckets, so that the memory of a task has a bound.
@@ -11,10 +12,11 @@ met for the first time. Keys are split into buckets, so that the memory of a tas
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +26,7 @@ import pyarrow.compute as pc
 from evermark.event import UNKNOWN, with_all_columns
 from evermark.log.format import KEPT
 from evermark.log.kept_keys import all_kept
+from evermark.log.large_values import Unfinished
 from evermark.log.opened import opened
 from evermark.log.row_reader import ROWS as _FIELDS
 
@@ -33,6 +36,9 @@ RUN_ROWS = 1_000_000
 RUN_ROWS_MAX = 16_000_000
 BUCKET_ROWS = 32_000_000
 BUCKETS_MAX = 16
+# Of records that lack values: events that are looked at as Python has them, and their images.
+UNFINISHED_MAX = 200_000
+UNFINISHED_BYTES_MAX = 256 * 1024 * 1024
 _READERS = 2
 _GROUP_ROWS = 65_536
 _LIGHT = ("partition", "stream", "op", "key", "previous_key", "batch", "schema_version", "before", "flags")
@@ -107,22 +113,27 @@ def runs_of(parts: Sequence[Part]) -> list[list[Part]]:
 
 @dataclass(frozen=True)
 class _Keys:
-    """What one row group says of keys: row keys, batches and numbers of the rows that count."""
+    """What one row group says of keys: row keys, batches and numbers of the rows that count, and which lack a value."""
 
     key: pa.Array
     batch: I64
     row: I64
+    lacks: Mask
     partitions: frozenset[int] = frozenset()
 
 
 class NewestRows:
     """Of one bucket of keys. `batches` gives KEPT rows; afterwards `partitions` has the partitions that had events.
+    `images`: of records by their row keys, from before all events that are wanted.
 
     Two threads read while a third one looks keys up: Arrow does both without holding Python up.
     """
 
-    def __init__(self, wanted: Wanted) -> None:
+    def __init__(self, wanted: Wanted, images: Callable[[list[str]], Mapping[str, str | None]] = lambda _: {}) -> None:
         self._wanted = wanted
+        self._images = images
+        self._unfinished = Unfinished()
+        self._looked_at, self._looked_at_bytes = 0, 0  # of unfinished records
         self._seen = pa.array([], pa.string())
         self._open = threading.local()
         self.partitions: set[int] = set()
@@ -136,6 +147,8 @@ class NewestRows:
                     if number + 1 < len(runs):
                         ahead = [readers.submit(self._light, part) for part in runs[number + 1]]
                     yield from self._run(readers, run, [each.result() for each in found])
+                if keys := self._unfinished.keys():
+                    yield _kept(self._unfinished.rest(self._images(keys)))
             finally:
                 readers.shutdown(cancel_futures=True)
                 self._open = threading.local()
@@ -159,6 +172,16 @@ class NewestRows:
         stays = fresh[codes] & (batch == newest[codes])
         ends = np.cumsum([len(each.row) for each in found])
         begins = np.concatenate([[0], ends[:-1]])
+        if len(apart := self._apart(names, codes[stays & np.concatenate([each.lacks for each in found])])):
+            theirs = np.isin(codes, apart)
+            stays &= ~theirs
+            rows = [
+                self._events(part, each.row[theirs[begin:end]])
+                for part, each, begin, end in zip(run, found, begins, ends, strict=True)
+                if theirs[begin:end].any()
+            ]
+            if whole := self._unfinished.add(row for some in rows for row in some):
+                yield _kept(whole)
         heavy = [
             readers.submit(self._heavy, part, each.row[stays[begin:end]], codes[begin:end][stays[begin:end]])
             for part, each, begin, end in zip(run, found, begins, ends, strict=True)
@@ -168,6 +191,24 @@ class NewestRows:
             table = _last_of_each(pa.concat_tables([each.result() for each in heavy]), len(names))
             for first in range(0, table.num_rows, _GROUP_ROWS):
                 yield table.slice(first, _GROUP_ROWS)
+
+    def _apart(self, names: pa.Array, lacking: npt.NDArray[np.int32]) -> I64:
+        """The numbers of keys whose newest event, or one as new, lacks values, and of those looked for already."""
+        looked_for = pc.is_in(names, value_set=pa.array(self._unfinished.keys(), pa.string()))
+        return np.union1d(lacking, np.flatnonzero(looked_for.to_numpy(zero_copy_only=False)))
+
+    def _events(self, part: Part, row: I64) -> list[dict[str, Any]]:
+        table = self._read(part, (*_HEAVY, "partition", "batch", "op", "key", "flags")).take(pa.array(row))
+        self._looked_at += len(row)
+        self._looked_at_bytes += pc.sum(pc.binary_length(table["payload"])).as_py() or 0
+        if self._looked_at > UNFINISHED_MAX or self._looked_at_bytes > UNFINISHED_BYTES_MAX:
+            raise NotPlain("many updates of it left out large values")
+        gone = {"gone": pc.equal(table["op"].cast(pa.string()), "delete")}
+        told = {"row_key": pc.coalesce(table["key"], table["event_id"])} | gone
+        for name, column in told.items():
+            table = table.append_column(name, column)
+        rows: list[dict[str, Any]] = table.to_pylist()
+        return rows
 
     def _light(self, part: Part) -> _Keys:
         """After a look at what the events are."""
@@ -179,7 +220,7 @@ class NewestRows:
         for number, after in wanted.after.items():
             mine &= (partition != number) | (batch > after)
         if not mine.any():
-            return _Keys(pa.array([], pa.string()), batch[:0], np.empty(0, np.int64))
+            return _Keys(pa.array([], pa.string()), batch[:0], np.empty(0, np.int64), np.empty(0, bool))
         _require_plain(table, mine)
         if len(rows := np.flatnonzero(_may_have_moved(table) & mine)):
             payload = self._read(part, ("payload",))["payload"]
@@ -192,10 +233,11 @@ class NewestRows:
         partitions = frozenset(int(number) for number in np.unique(partition[mine]))
         if wanted.buckets > 1:
             mine &= _bucket(key, wanted.buckets) == wanted.bucket
+        lacks = _lacking(_one(table["flags"]))
         if mine.all():
-            return _Keys(key, batch, np.arange(len(batch)), partitions)
+            return _Keys(key, batch, np.arange(len(batch)), lacks, partitions)
         row = np.flatnonzero(mine)
-        return _Keys(key.take(pa.array(row)), batch[row], row, partitions)
+        return _Keys(key.take(pa.array(row)), batch[row], row, lacks[row], partitions)
 
     def _heavy(self, part: Part, row: I64, code: npt.NDArray[np.int32]) -> pa.Table:
         names = (*_HEAVY, "partition", "batch", "op", "key")
@@ -231,11 +273,14 @@ def _require_plain(table: pa.Table, mine: Mask) -> None:
         raise NotPlain("it was truncated")
     if table["previous_key"].null_count < len(mine) and (_valid(table["previous_key"]) & mine).any():
         raise NotPlain("a record of it got another key")
-    if (
-        len(flags := _one(table["flags"]).filter(pa.array(mine)).flatten())
-        and pc.any(pc.starts_with(flags, UNKNOWN)).as_py()
-    ):
-        raise NotPlain("an update of it left out a large value")
+
+
+def _lacking(flags: pa.Array) -> Mask:
+    found = np.zeros(len(flags), bool)
+    if len(texts := flags.flatten()):
+        is_lack = pc.starts_with(texts, UNKNOWN).to_numpy(zero_copy_only=False)
+        found[pc.list_parent_indices(flags).to_numpy()[is_lack.astype(bool)]] = True
+    return found
 
 
 def _may_have_moved(table: pa.Table) -> Mask:
@@ -281,3 +326,7 @@ def _last_of_each(found: pa.Table, names: int) -> pa.Table:
     }
     rows = found.num_rows
     return pa.table([columns.get(f.name, pa.nulls(rows, f.type)) for f in KEPT], schema=KEPT)
+
+
+def _kept(rows: list[dict[str, Any]]) -> pa.Table:
+    return pa.Table.from_pylist(rows, schema=KEPT)

@@ -310,22 +310,26 @@ def test_maintenance_leaves_the_kept_table_alone(spark: SparkSession, tmp_path: 
     assert not old.exists() and layers
 
 
-def test_updates_with_their_key_in_both_images_need_no_sql(
+def test_updates_that_kept_their_key_need_no_sql(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """GIVEN updates with whole images, as an outbox has them WHEN the table is asked for THEN it is found without SQL,
-    until one of them may have left a key."""
+    """GIVEN updates with whole images, as of an outbox, or without a large value WHEN the table is asked for THEN it is
+    found without SQL, until one of them may have left a key."""
     by_sql = Mock(side_effect=KeptTable._by_sql)
     monkeypatch.setattr(KeptTable, "_by_sql", lambda *given: by_sql(*given))  # noqa: PLW0108 - a mock is no method
     fill = Filler(tmp_path)
-    fill(change("insert", "1", '{"id":1,"n":1}', position=pg(1)), change("insert", "2", '{"id":2}', position=pg(2)))
+    fill(
+        change("insert", "1", '{"id":1,"n":1}', position=pg(1)), change("insert", "2", '{"id":2,"t":1}', position=pg(2))
+    )
     whole = {"schema_version": 1, "before": '{"id":1,"n":1}'}
     fill(change("update", "1", '{"id":1,"n":2}', **whole, position=pg(3)))
     assert kept(spark, fill.folder) == from_scratch(spark, fill.folder)
     fill(change("update", "1", '{"id":1,"n":3}', **whole, position=pg(4)))
     assert kept(spark, fill.folder) == from_scratch(spark, fill.folder)
+    fill(change("update", "2", '{"id":2}', flags=["unknown:t"], position=pg(5)))
+    assert kept(spark, fill.folder) == from_scratch(spark, fill.folder)
     by_sql.assert_not_called()
-    fill(change("update", "3", '{"id":3,"n":3}', **whole, position=pg(5)))
+    fill(change("update", "3", '{"id":3,"n":3}', **whole, position=pg(6)))
     assert table(Log(tmp_path).table(spark, "shop", STREAM)).keys() == {"2", "3"}
     by_sql.assert_called_once()
 
