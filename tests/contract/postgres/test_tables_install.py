@@ -37,6 +37,11 @@ def install(dsn: str, *tables: Any) -> list[str]:
     return installation.install([], wait_s=10.0, say=lambda line: None, goes_on=False)
 
 
+def foreseen(dsn: str, *tables: Any) -> list[Finding]:
+    """Besides what `doctor` finds."""
+    return TablesInstallation(tables_settings(dsn, *tables)).foreseen([])
+
+
 def inventory(dsn: str) -> tuple[Any, ...]:
     with psycopg.connect(dsn) as conn:
         found = conn.execute(INVENTORY.encode()).fetchone()
@@ -128,7 +133,14 @@ REFUSED: list[tuple[str, Any, str, str]] = [
     ("create unlogged table t (id int primary key)", "public.t", "not a table that can be captured", "unlogged"),
     (("create table p (id int primary key) partition by range (id);"
      " create table t partition of p for values from (0) to (9)"), "public.t", "is a partition", "whole table"),
-    ("create table t (id int primary key)", {"name": "public.t", "where": "nothing = 1"}, "nothing", ""),
+    ("create table t (id int primary key)", {"name": "public.t", "where": "nothing = 1"},
+     "`where` of table public.t cannot be used: column \"nothing\" does not exist (it is: nothing = 1)", "own columns"),
+    ("create table t (id int primary key)", {"name": "public.t", "where": "id >"},
+     "`where` of table public.t cannot be used: syntax error", "as SQL writes it"),
+    ("create table t (id int primary key)", {"name": "public.t", "where": "id > (select 1)"},
+     "`where` of table public.t cannot be used", "without queries"),
+    ("create table t (id int primary key)", {"name": "public.t", "where": "id"},
+     "`where` of table public.t cannot be used", "as SQL writes it"),
 ]  # fmt: skip
 
 
@@ -139,11 +151,40 @@ def test_a_table_that_the_publication_would_break_is_refused(
     """With the line to run; nothing is made, and the users' updates go on as before."""
     with fresh_database(server) as dsn:
         with psycopg.connect(dsn, autocommit=True) as conn:
-            conn.execute(create.encode())
+            conn.execute(f"create table sound (id int primary key); {create}".encode())
         before = inventory(dsn)
         with pytest.raises(EvermarkError) as caught:
-            install(dsn, table)
+            install(dsn, "public.sound", table)
         assert said in caught.value.message and hint in caught.value.hint
+        # AND `config check --connect` says the same
+        wrong = [each for each in foreseen(dsn, "public.sound", table) if each.grade is Grade.WRONG]
+        assert [(each.check, each.found, each.mend) for each in wrong] == [
+            ("tables", caught.value.message, caught.value.hint)
+        ]
+        assert inventory(dsn) == before
+
+
+def test_a_condition_that_a_repair_cannot_use_is_named(server: PostgresServer) -> None:
+    """GIVEN a changed publication WHEN the file has another `where` by then THEN the table and it are named."""
+    with scene(server, "public.orders", create=ORDERS) as at:
+        at.run(f"alter publication {at.settings.publication} set (publish = 'insert')")
+        broken = tables_settings(at.dsn, {"name": "public.orders", "where": "id >"}).tables
+        target = at.settings.model_copy(update={"tables": broken}).target()
+        with pytest.raises(SetupError, match=r"`where` of table public\.orders cannot be used: syntax error"):
+            repair_of(target, lambda: at.source._versions).begin(lambda: False)
+
+
+def test_what_can_be_published_is_foreseen_and_nothing_is_made(server: PostgresServer) -> None:
+    """As `config check --connect` asks: tried, and rolled back. What another session holds just now is not judged."""
+    with fresh_database(server) as dsn:
+        with psycopg.connect(dsn, autocommit=True) as conn, psycopg.connect(dsn) as other:
+            conn.execute(ORDERS.encode())
+            before = inventory(dsn)
+            chosen = {"name": "public.orders", "columns": ["id", "note"], "where": "id > 1"}
+            assert "public.orders can be published" in [each.found for each in foreseen(dsn, chosen)]
+            other.execute("lock table orders in access exclusive mode")
+            assert "public.orders can be published" in [each.found for each in foreseen(dsn, chosen)]
+            other.rollback()
         assert inventory(dsn) == before
 
 

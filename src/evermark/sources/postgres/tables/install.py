@@ -9,26 +9,23 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property, partial
 
-import psycopg
-
-from evermark.errors import ConfigError, DeniedError, EvermarkError, SetupError
+from evermark.errors import BusyError, ConfigError, DeniedError, EvermarkError, SetupError
 from evermark.observe.finding import Finding, ok, warning
 from evermark.sources.kinds import Installation, Say
 from evermark.sources.postgres.admin.checks import Obstacle, server_obstacles
 from evermark.sources.postgres.admin.install import create_slot
 from evermark.sources.postgres.admin.waiting import LOCK_TIMEOUT_S, Waiting
 from evermark.sources.postgres.connect import Link, connect
-from evermark.sources.postgres.failures import INSTALL_HINT, translate, translated, where
+from evermark.sources.postgres.failures import INSTALL_HINT, translated, where
 from evermark.sources.postgres.lsn import Position
 from evermark.sources.postgres.names import TableNameError, table_name
 from evermark.sources.postgres.outbox import script
 from evermark.sources.postgres.settings import PostgresSettings
 from evermark.sources.postgres.slots import drop_slot, slot_named, spare_name
 from evermark.sources.postgres.tables.copyable import key_hint, look_for_copy
-from evermark.sources.postgres.tables.publication import LISTS_VERSION_MIN, publication_sql
+from evermark.sources.postgres.tables.publication import LISTS_VERSION_MIN, publication_sql, publish, refusal
 from evermark.sources.postgres.target import PostgresTarget, TableChoice
 
-REFUSED = "EV001"  # raised by sql/tables_publication.sql, with a hint
 _COLUMNS_MAX = 20
 _TABLE = """
 select c.relkind::text, c.relpersistence::text, c.relispartition, pg_has_role(c.relowner, 'USAGE'),
@@ -78,7 +75,7 @@ class TablesInstallation(Installation):
             made = not _published(link, target)
             waiting = Waiting(target.dsn, link.connection.info.backend_pid, wait_s, say)
             try:
-                waiting.for_lock("publish the tables", partial(_publish, link, target))
+                waiting.for_lock("publish the tables", partial(publish, link, target))
                 if slot_named(link, target.slot) is None:
                     waiting.for_transactions(f"make slot {target.slot}", partial(create_slot, link, target))
             except BaseException:
@@ -118,10 +115,11 @@ class TablesInstallation(Installation):
         """Where nothing is installed yet, whether install will work instead of all that is missing."""
         target = self._target
         try:
-            with connect(target.dsn) as link:
+            with connect(target.dsn, lock_timeout=f"{LOCK_TIMEOUT_S:g}s") as link:
                 if slot_named(link, target.slot) is not None or _published(link, target):
                     return list(found)
                 obstacles = list(_obstacles(link, target, copies=self._settings.start == "copy"))
+                obstacles = obstacles or list(_refused(link, target))
         except EvermarkError:
             return list(found)  # `doctor` has said so
         judged = [each for each in found if each.mend != INSTALL_HINT]
@@ -142,6 +140,14 @@ def _obstacles(link: Link, target: PostgresTarget, *, copies: bool) -> Iterator[
             if not each.keyed:
                 text = f"{each.table} has no key, and is to be copied: its rows cannot be told apart"
                 yield Obstacle("tables", SetupError(text, hint=key_hint(each.table)))
+
+
+def _refused(link: Link, target: PostgresTarget) -> Iterator[Obstacle]:
+    """What only the server can judge: a `where`, and whether the table's own updates would go on."""
+    for table in target.tables:
+        error = refusal(link, target, table)
+        if error is not None and not isinstance(error, BusyError):
+            yield Obstacle("tables", error)
 
 
 def _unpublishable(link: Link, table: TableChoice) -> EvermarkError | None:
@@ -186,15 +192,6 @@ def _unpublishable(link: Link, table: TableChoice) -> EvermarkError | None:
 def _published(link: Link, target: PostgresTarget) -> bool:
     query = "select 1 from pg_publication where pubname = %s"
     return link.row(query, (target.publication,), doing="looking for the publication") is not None
-
-
-def _publish(link: Link, target: PostgresTarget) -> None:
-    try:
-        link.connection.execute(publication_sql(target, target.tables).encode())
-    except psycopg.Error as error:
-        if error.sqlstate == REFUSED:
-            raise SetupError(error.diag.message_primary or "", hint=error.diag.message_hint or "") from error
-        raise translate(error, link.dsn, "publishing the tables") from error
 
 
 def _drop(link: Link, target: PostgresTarget) -> None:

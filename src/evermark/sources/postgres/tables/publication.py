@@ -11,8 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
 
+import psycopg
+
+from evermark.errors import EvermarkError, SetupError
 from evermark.sources.postgres.connect import Link
-from evermark.sources.postgres.failures import where
+from evermark.sources.postgres.failures import translate, where
 from evermark.sources.postgres.lsn import Incarnation
 from evermark.sources.postgres.names import TableName, table_name
 from evermark.sources.postgres.outbox import filled, script
@@ -21,6 +24,7 @@ from evermark.sources.postgres.slots import SLOT_COLUMNS, Slot
 from evermark.sources.postgres.survey import Survey
 from evermark.sources.postgres.target import PostgresTarget, TableChoice
 
+REFUSED = "EV001"  # raised by sql/tables_publication.sql, with a hint
 MARK = "evermark:"  # in front of the fingerprint in the publication's comment
 LISTS_VERSION_MIN = 150000  # column lists and row filters in publications
 _SCHEMAS = """(select coalesce(jsonb_agg(to_jsonb(n) order by n.oid), '[]') from pg_catalog.pg_publication_namespace n
@@ -117,6 +121,47 @@ def publication_sql(target: PostgresTarget, tables: Sequence[TableChoice]) -> st
         text = text.replace(token, value)
     # Last: a person's own words could hold one of the tokens.
     return filled(text, target).replace("@tables@", literal)
+
+
+def publish(link: Link, target: PostgresTarget) -> None:
+    """Make the publication, or bring it up to date."""
+    try:
+        with link.connection.transaction():
+            link.connection.execute(publication_sql(target, target.tables).encode())
+    except psycopg.Error as error:
+        if error.sqlstate != REFUSED and _is_of_words(error):
+            # The server names no table. One by one, the one that it means is refused again.
+            told = (refusal(link, target, table) for table in target.tables if table.where)
+            raise next((each for each in told if each), None) or _told(error, link, None) from error
+        raise _told(error, link, None) from error
+
+
+def refusal(link: Link, target: PostgresTarget, table: TableChoice) -> EvermarkError | None:
+    """Why this table cannot be published. It is tried, in a transaction that is rolled back."""
+    try:
+        with link.connection.transaction(force_rollback=True):
+            link.connection.execute(publication_sql(target, [table]).encode())
+    except psycopg.Error as error:
+        return _told(error, link, table)
+    return None
+
+
+def _told(error: psycopg.Error, link: Link, table: TableChoice | None) -> EvermarkError:
+    if error.sqlstate == REFUSED:
+        return SetupError(error.diag.message_primary or "", hint=error.diag.message_hint or "")
+    if table is not None and table.where and _is_of_words(error):
+        why = error.diag.message_primary or error
+        return SetupError(
+            f"`where` of table {table.name} cannot be used: {why} (it is: {table.where})",
+            hint="a condition on the table's own columns, as SQL writes it, without queries and functions of your own",
+        )
+    return translate(error, link.dsn, "publishing the tables" if table is None else f"publishing {table.name}")
+
+
+def _is_of_words(error: psycopg.Error) -> bool:
+    """Whether the server did not like what was written: its syntax, its names, its types, or what it makes use of."""
+    state = error.sqlstate or ""
+    return state.startswith(("42", "22", "0A")) and not isinstance(error, psycopg.errors.InsufficientPrivilege)
 
 
 def unusable(ask: Ask, target: PostgresTarget) -> list[Unusable]:

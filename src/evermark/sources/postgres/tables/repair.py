@@ -27,7 +27,7 @@ from evermark.sources.postgres.repair.gap import seeing
 from evermark.sources.postgres.repair.server import PostgresRepairServer
 from evermark.sources.postgres.repair.steps import NewSlot, OutboxRepair
 from evermark.sources.postgres.survey import Survey
-from evermark.sources.postgres.tables.publication import look, publication_sql
+from evermark.sources.postgres.tables.publication import look, publish
 from evermark.sources.postgres.tables.scan import KeyRange, TableScan
 from evermark.sources.postgres.tables.versions import TableVersion, TableVersions
 from evermark.sources.postgres.target import PostgresTarget, TableChoice
@@ -188,7 +188,7 @@ class TablesRepairServer(PostgresRepairServer):
         with translated(link.dsn, "repairing the publication"), link.connection.transaction():
             if self.look().fingerprint_now is not None:
                 link.connection.execute(filled("comment on publication @publication@ is null", self._target).encode())
-            link.connection.execute(publication_sql(self._target, self._target.tables).encode())
+            publish(link, self._target)
 
     def floor(self) -> str | None:
         return None
