@@ -400,9 +400,13 @@ class SourceRunner(SavingNews):
 
     def begun(self, recovery: Recovery) -> None:
         self._ask_for_resync(recovery)  # if it was opened by a process that died before it had said so
-        said = f"failover: {recovery.reason}"
+        said = f"failover: {recovery.reason}" + (f"; at last: {recovery.error}" if recovery.error else "")
         hint = "it is being closed; see the log"
         self.board.put(self.name, recovery.partition, PartitionHealth.STALE, said, hint, repairing=True)
+
+    def waits(self, recovery: Recovery, error: EvermarkError) -> None:
+        said = f"failover: {recovery.reason}; closing it waits: {error.message}"
+        self.board.put(self.name, recovery.partition, PartitionHealth.STALE, said, error.hint, repairing=True)
 
     def closed(self, recovery: Recovery, gap: Gap, rows: int, ops: Mapping[str, int]) -> None:
         partition = recovery.partition

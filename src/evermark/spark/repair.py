@@ -12,7 +12,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import lit
 
-from evermark.errors import EvermarkError
+from evermark.errors import EngineError, EvermarkError
 from evermark.event import TAKEN, with_all_columns
 from evermark.ingest.repair.steps import FoundFile, RepairTarget
 from evermark.log import kept_table
@@ -20,6 +20,7 @@ from evermark.log.base import LogFile
 from evermark.log.frames import TAKEN_SCHEMA, files_frame
 from evermark.log.implied import implied_tables
 from evermark.log.kept_table import KeptTable
+from evermark.log.opened import require_readable
 from evermark.log.read import FileRange, within
 from evermark.log.write import BatchWriter
 from evermark.sources.base import Gap
@@ -58,15 +59,26 @@ def found_missing(
     rows_max: int = BATCH_ROWS_MAX,
 ) -> list[FoundFile]:
     """The gap's events that the log lacks, in order: files written, nothing committed."""
+    # An event has one time: files that are older than the oldest candidate cannot hold any; poison has none.
+    needed = [f for f in files if gap.is_state or f.timeless != 0 or within(f, gap.since, None)]
+    try:
+        return _found(spark, gap, needed, wanted, folder, rows_max)
+    except Exception as error:
+        if isinstance(error, EngineError) or not isinstance(error, EvermarkError):
+            require_readable(file.path for file in needed)  # Spark's words name no remedy
+        raise
+
+
+def _found(
+    spark: SparkSession, gap: Gap, files: Sequence[FileRange], wanted: RepairTarget, folder: Place, rows_max: int
+) -> list[FoundFile]:
     if gap.is_state:
         differing = differences(spark, gap, files, wanted.partition, folder)
         # A key that one record left may be another's by now: its delete comes first.
         return _written(differing, gap, wanted, folder, rows_max, order=("op", "event_id"))
     if not gap.pieces:
         return []
-    # An event has one time: files that are older than the oldest candidate cannot hold any; poison has none.
-    paths = [file.path for file in files if file.timeless != 0 or within(file, gap.since, None)]
-    logged = files_frame(spark, paths).select("event_id")
+    logged = files_frame(spark, [file.path for file in files]).select("event_id")
     missing = _candidates(spark, gap).join(logged, "event_id", "left_anti").select(*TAKEN.names)
     return _written(missing, gap, wanted, folder, rows_max)
 

@@ -53,7 +53,7 @@ class Scene:
         self.repairer = Repairer(self.told, self.failures)
         source = SimpleNamespace(partitions=lambda: [0], repair=lambda _: self.repairer)
         nothing: Callable[..., None] = lambda *_: None  # noqa: E731
-        news = SimpleNamespace(opened=nothing, begun=nothing, ended=nothing, left_behind=nothing)
+        news = SimpleNamespace(opened=nothing, begun=nothing, waits=nothing, ended=nothing, left_behind=nothing)
         self.runtime = Threads()
         self.steps = Steps(
             "shop",

@@ -226,6 +226,16 @@ def test_s4_a_missing_piece_alarms_once_and_the_alarm_ends_when_it_is_closed(tmp
     assert (shown.state, shown.reason, shown.repairing) == (PartitionHealth.HEALTHY, "", False)
 
 
+def test_a_gap_that_waits_for_something_says_for_what_in_health(tmp_path: Path) -> None:
+    """GIVEN a gap WHEN it cannot be closed just now THEN the partition is stale, with why and what to do."""
+    scene = Scene(tmp_path)
+    scene.runner.begun(recovery())
+    scene.runner.waits(recovery(), UnreachableError("the file f is missing", hint="put it back"))
+    shown = scene.board.partitions()["shop/0"]
+    assert (shown.state, shown.repairing, shown.hint) == (PartitionHealth.STALE, True, "put it back")
+    assert shown.reason.endswith("closing it waits: the file f is missing")
+
+
 def test_a_log_that_cannot_be_opened_here_is_not_said_to_be_read_elsewhere(tmp_path: Path) -> None:
     """GIVEN an instance that stood by WHEN it has the lease and the log cannot be opened THEN health says that it
     fails, and why; at no moment that another instance reads it."""

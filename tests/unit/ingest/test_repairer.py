@@ -14,11 +14,12 @@ import pytest
 from evermark.cluster.fence import source_lease
 from evermark.cluster.memory import MemoryLeases
 from evermark.errors import EvermarkError, GapError, IdentityError, StaleError, UnreachableError
-from evermark.ingest.repair.base import Choice, Recovery, Step
+from evermark.ingest.repair.base import TRIES_MAX, Choice, Recovery, Step
 from evermark.ingest.repair.memory import MemoryRecoveries
 from evermark.ingest.repair.steps import TIDY_EVERY, FoundFile, Repairer, RepairTarget, batches_of
 from evermark.ingest.take import Taker
 from evermark.log.base import LogFile
+from evermark.log.opened import PLAYBOOK, lost
 from evermark.sources.base import Gap, Repair
 from evermark.testing.states import owners
 from tests.unit.ingest.ingest_world import World, position
@@ -72,6 +73,7 @@ class Scene:
         self.repair = Easy()
         self.now = datetime.now(UTC)
         self.ends: list[tuple[int, EvermarkError | None]] = []
+        self.waits: list[EvermarkError] = []
         self.repairs: dict[int, Easy] = {0: self.repair}
         source = SimpleNamespace(
             partitions=lambda: list(self.repairs), repair=lambda partition: self.repairs[partition]
@@ -83,6 +85,7 @@ class Scene:
             taken=nothing,
             closed=nothing,
             left_behind=nothing,
+            waits=lambda _, error: self.waits.append(error),
             ended=lambda recovery, error: self.ends.append((recovery.partition, error)),
         )
         monkeypatch.setattr(Repairer, "_close_gap", nothing)
@@ -153,6 +156,30 @@ def test_an_error_in_one_gap_holds_up_no_other(scene: Scene) -> None:
     with pytest.raises(UnreachableError, match="away"):
         scene.repairer.carry_out_all()
     assert (scene.repairer.partitions(), scene.ends) == ({0}, [(1, None)])
+
+
+def test_a_gap_whose_closing_needs_a_file_that_is_missing_waits_for_it(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GIVEN a gap WHEN a file of the log is missing that has to be compared THEN no try is spent, however often it
+    fails, and the file and the remedy are told; WHEN the file is back THEN the gap is closed."""
+
+    def fail(*_: Any) -> None:
+        raise lost("f.parquet")
+
+    assert scene.repairer.found(0, GapError("lost"), "5") is None
+    with monkeypatch.context() as patched:
+        patched.setattr(Repairer, "_close_gap", fail)
+        for _ in range(TRIES_MAX + 2):
+            with pytest.raises(UnreachableError, match=r"f\.parquet of the log is missing"):
+                scene.repairer.carry_out_all()
+    recovery = scene.recoveries.current("shop", 0)
+    assert recovery is not None and recovery.tries == 0
+    assert "f.parquet" in recovery.error and PLAYBOOK in recovery.error
+    assert len(scene.waits) == TRIES_MAX + 2 and all(PLAYBOOK in error.hint for error in scene.waits)
+    assert (scene.repairer.partitions(), scene.ends) == ({0}, [])
+    scene.repairer.carry_out_all()
+    assert (scene.repairer.partitions(), scene.ends) == (set(), [(0, None)])
 
 
 def test_a_gap_that_is_being_recorded_is_not_taken_for_one_that_ended(scene: Scene) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pyarrow as pa
@@ -13,7 +15,11 @@ from evermark.delivery.base import Cursor, SubscriptionSpec
 from evermark.delivery.replay.plan import ReplayWork
 from evermark.delivery.replay.timeslice import Mark, TimeSlice
 from evermark.delivery.work import Assignment, DeliveryOptions, Span
-from evermark.errors import EngineError, FormatError
+from evermark.errors import BusyError, EngineError, FormatError
+from evermark.ingest.repair.steps import RepairTarget
+from evermark.log.read import FileRange
+from evermark.sources.base import Gap
+from evermark.spark import repair
 from evermark.spark.deliver import SparkDeliverer
 from evermark.spark.replay import SparkReplays
 from evermark.testing.contracts.scene import P0, T0
@@ -61,3 +67,26 @@ def test_a_slice_of_a_replay_that_failed_because_a_file_is_missing_says_so(
     spec = SubscriptionSpec("a", "https://a.example")
     with pytest.raises(FormatError, match=r"gone\.parquet of the log is missing"):
         SparkReplays.__new__(SparkReplays).replay(ReplayWork("r1", piece, spec, (), None, None, 9, 1.0, False, 9))
+
+
+@pytest.mark.parametrize("error", [RuntimeError("[PATH_NOT_FOUND]"), EngineError("failed"), BusyError("busy")])
+def test_a_gap_that_cannot_be_compared_because_a_file_is_missing_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """GIVEN a comparison that Spark fails, while planning or at work WHEN a file is missing that may have events of the
+    gap THEN that is the error; an older file is not looked at; what passes by itself is said as it is."""
+
+    def fail(*_: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(repair, "_found", fail)
+    paths, times = [str(tmp_path / name) for name in ("old", "gone")], [T0 - timedelta(days=2), T0]
+    old, gone = (
+        FileRange(path, 0, 0, 1, 1, 1, 1, at, None, at, at, timeless=0) for path, at in zip(paths, times, strict=True)
+    )
+    gap = cast("Gap", SimpleNamespace(is_state=False, since=T0 - timedelta(days=1)))
+    expected, said = (
+        (BusyError, "busy") if isinstance(error, BusyError) else (FormatError, "gone of the log is missing")
+    )
+    with pytest.raises(expected, match=said):
+        repair.found_missing(cast("Any", None), gap, [old, gone], RepairTarget("shop", 0, 1, 1, "0"), tmp_path)

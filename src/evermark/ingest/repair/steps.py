@@ -14,8 +14,8 @@ from itertools import pairwise
 from typing import Protocol
 
 from evermark import failpoint
-from evermark.error_policy import Action, action_for, backoff_s
-from evermark.errors import EngineError, EvermarkError, GapError, IdentityError, known
+from evermark.error_policy import Action, action_for, backoff_s, is_stuck
+from evermark.errors import EngineError, EvermarkError, GapError, IdentityError, UnreachableError, known
 from evermark.ingest.repair.base import (
     TRIES_MAX,
     Choice,
@@ -84,6 +84,9 @@ class RepairNews(Protocol):
     def opened(self, recovery: Recovery, error: EvermarkError) -> None: ...
 
     def begun(self, recovery: Recovery) -> None: ...
+
+    def waits(self, recovery: Recovery, error: EvermarkError) -> None:
+        """It cannot be closed just now, which costs no try: begun again after a while."""
 
     def taken(self, taken: Taken) -> None: ...
 
@@ -244,7 +247,13 @@ class Repairer:
             # A person who chose knows which server this is; else it has to be the server we left.
             gap = repair.begin(self.stopped.is_set, None if now.by_person else now.left_at or None)
             now = self._as_it_is(now)  # waiting for a slot takes up to an hour: somebody may have chosen otherwise
-            self._close_gap(now, gap)
+            try:
+                self._close_gap(now, gap)
+            except EvermarkError as error:
+                if not is_stuck(error):
+                    raise
+                # Waited for as for a disk that is away: another try would find the same.
+                raise UnreachableError(error.message, hint=error.hint) from error
             self.works.recoveries.close_gap(now, gap.position, self.epoch)
             now = replace(now, step=Step.CLOSED, position=gap.position)
             failpoint.hit("repair.closed")
@@ -298,7 +307,10 @@ class Repairer:
         if tried and recovery.tries + 1 >= TRIES_MAX:
             self._fail(recovery, repair, given_up(error))
             return
-        self.works.recoveries.move(recovery, step, self.epoch, error=error.message, tried=tried)
+        said = error.message if tried else "; ".join(filter(None, (error.message, error.hint)))
+        self.works.recoveries.move(recovery, step, self.epoch, error=said, tried=tried)
+        if not tried:
+            self.news.waits(recovery, error)
         raise error
 
     def _fail(self, recovery: Recovery, repair: Repair | None, error: EvermarkError) -> None:
