@@ -10,7 +10,7 @@ from functools import reduce
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.functions import lit
+from pyspark.sql.functions import expr, lit
 
 from evermark.errors import EngineError, EvermarkError
 from evermark.event import TAKEN, with_all_columns
@@ -35,6 +35,13 @@ BATCH_BYTES_MAX = 128 * 1024 * 1024
 # Of more streams all tables are made by one query over the log: a query for each would take longer than the log does.
 _KEPT_STREAMS_MAX = 4
 
+# No event can name a record without a key, and say that it is gone: a truncate says it of all of its stream.
+_TRUNCATES = """
+select concat('r', left(sha2(concat_ws('\\n', :position, stream), 256), 39)) as event_id, :position as position,
+       stream, cast(null as string) as key, 'truncate' as op, current_timestamp() as event_time,
+       cast(null as string) as payload, cast(null as string) as before, array('repaired') as flags
+from {keyless}
+"""
 _RECORD_OPS = "'insert', 'update', 'delete', 'read', 'truncate'"
 # Where reading goes on is part of the id: a record may differ again at the next gap.
 _DIFFERENCES = """
@@ -74,8 +81,8 @@ def _found(
 ) -> list[FoundFile]:
     if gap.is_state:
         differing = differences(spark, gap, files, wanted.partition, folder)
-        # A key that one record left may be another's by now: its delete comes first.
-        return _written(differing, gap, wanted, folder, rows_max, order=("op", "event_id"))
+        # A key that one record left may be another's by now: its delete comes first. A truncate comes before all.
+        return _written(differing, gap, wanted, folder, rows_max, order=("if(op = 'truncate', '', op)", "event_id"))
     if not gap.pieces:
         return []
     logged = files_frame(spark, [file.path for file in files]).select("event_id")
@@ -100,8 +107,26 @@ def differences(spark: SparkSession, gap: Gap, files: Sequence[FileRange], parti
     else:
         implied = implied_tables(spark, mine.where(mine["stream"].isin(names)))
     told, found = implied.select("stream", "key", "payload"), _candidates(spark, gap)
-    differing = spark.sql(_DIFFERENCES, {"position": gap.position}, implied=told, found=found)
+    at = {"position": gap.position}
+    emptied: DataFrame | None = None
+    if keyless := _keyless(mine, told, names):
+        told = told.where(~told["stream"].isin(keyless))
+        rows = spark.createDataFrame([(name,) for name in keyless], "stream string")
+        emptied = spark.sql(_TRUNCATES, at, keyless=rows)
+    differing = spark.sql(_DIFFERENCES, at, implied=told, found=found)
+    if emptied is not None:
+        differing = emptied.unionByName(differing)
     return spark.createDataFrame([], TAKEN_SCHEMA).unionByName(differing, allowMissingColumns=True)
+
+
+def _keyless(events: DataFrame, implied: DataFrame, names: Sequence[str]) -> list[str]:
+    """The streams in which a record without a key is still there, though their places give keys: it was inserted before
+    the place had one. Hardly any log has such an event, which is seen from one column.
+    """
+    ever = events.where("key is null and op <> 'truncate'").where(events["stream"].isin(names))
+    if not ever.select("stream").head(1):
+        return []
+    return sorted(row[0] for row in implied.where("key is null").select("stream").distinct().collect())
 
 
 def _candidates(spark: SparkSession, gap: Gap) -> DataFrame:
@@ -118,7 +143,7 @@ def _written(
     rows_max: int,
     order: Sequence[str] = ("position", "event_id"),
 ) -> list[FoundFile]:
-    in_order = missing.repartition(1).sortWithinPartitions(*order)
+    in_order = missing.repartition(1).sortWithinPartitions(*map(expr, order))
     write = _Write(gap, folder, wanted, rows_max)
     try:
         rows = [json.loads(row[0]) for row in in_order.mapInArrow(write, "row string").collect()]

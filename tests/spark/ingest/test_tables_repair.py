@@ -194,6 +194,44 @@ def test_p7_a_table_that_changes_under_its_repair_is_no_failure_of_spark(
         assert taken.implied(spark, "orders") == {"1": {"id": 1, "n": 5}}
 
 
+@pytest.mark.parametrize("kept_from", [0, 50_000])
+def test_p7_rows_that_the_log_has_without_a_key_are_gone_after_a_repair(
+    spark: SparkSession, pg_server: PostgresServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept_from: int
+) -> None:
+    """GIVEN a table that got its first key after rows were inserted WHEN the slot is lost THEN a truncate, which is all
+    that can name those rows, and the rows there are; the other table is compared as ever, and a second look finds
+    nothing."""
+    monkeypatch.setattr(kept_table, "KEPT_FROM_ROWS", kept_from)
+    create = """
+    create table bare (n int, v int); alter table bare replica identity full;
+    create table plain (id int primary key, v int);
+    """
+    with scene(pg_server, "public.bare", "public.plain", create=create) as at:
+        taken = Taken(at, tmp_path)
+        at.run("insert into bare values (1, 1), (2, 1)", "insert into plain values (1, 1), (2, 1)")
+        taken.take()
+        at.run(
+            "alter table bare add primary key (n)",
+            "alter table bare replica identity default",
+            "update bare set v = 2 where n = 1",
+        )
+        taken.take()
+        at.run("delete from bare where n = 2", "delete from plain where id = 2")
+        lose(at)
+        added = taken.repair(spark)
+        assert [(row["stream"], row["op"], row["key"]) for row in added] == [
+            ("public.bare", "truncate", None), ("public.plain", "delete", "2"), ("public.bare", "insert", "1"),
+        ]  # fmt: skip
+        assert all(row["flags"] == ["repaired"] and row["position"] < taken.at for row in added)
+        assert taken.implied(spark, "bare") == {"1": {"n": 1, "v": 2}}
+        assert taken.implied(spark, "plain") == {"1": {"id": 1, "v": 1}}
+        lose(at)
+        assert taken.repair(spark) == []
+        at.run("insert into bare values (3, 1)")
+        taken.take()
+        assert taken.implied(spark, "bare").keys() == {"1", "3"}
+
+
 def test_p7_a_table_without_a_key_is_named_and_a_person_may_skip(
     spark: SparkSession, pg_server: PostgresServer, tmp_path: Path
 ) -> None:
