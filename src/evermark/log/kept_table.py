@@ -31,6 +31,7 @@ from evermark.disk import sync_file, sync_folder, write_whole
 from evermark.log.format import KEPT
 from evermark.log.frames import KEPT_SCHEMA, files_frame
 from evermark.log.implied import (
+    TABLE,
     Truncates,
     implied_table,
     kept_rows,
@@ -51,6 +52,8 @@ FORMAT = 2
 FOLDER = "_tables"
 # Of smaller logs nothing is kept: reading them takes no time.
 KEPT_FROM_ROWS = 50_000
+# A log that is looked at here and now: its payloads may be many times as large as its files.
+SMALL_LOG_BYTES = 8 * 1024 * 1024
 # So many events are looked at where they are asked for; more, by Spark's tasks.
 HERE_ROWS_MAX = 200_000
 # Later layers become one when they are so many, and become part of the lowest when they are so large.
@@ -437,8 +440,11 @@ class KeptTable:
     def table(self, as_of: datetime | None = None) -> DataFrame:
         mixed = any(file.partition_min != file.partition_max for file in self.files)
         # Nothing is kept in an object store: Spark could not read it there, and Python's readers gain little by it.
-        if not isinstance(self.log, Path) or mixed or self._log.rows < KEPT_FROM_ROWS:
+        if not isinstance(self.log, Path) or mixed:
             return implied_table(self.spark, self._events(self.files, (), as_of))
+        if self._log.rows < KEPT_FROM_ROWS:
+            found = self._found_here() if as_of is None else None
+            return found if found is not None else implied_table(self.spark, self._events(self.files, (), as_of))
         self._shelf = Shelf(self.log, self.stream)
         layers = usable(self._shelf.layers(), as_of, self._log.fit)
         if as_of is None and self._shelf.open():
@@ -448,6 +454,18 @@ class KeptTable:
             except OSError:  # a full disk, say: what cannot be kept can still be told
                 pass
         return self._told(layers, as_of)
+
+    def _found_here(self) -> DataFrame | None:
+        """The table of a small log, in the memory of this process; None where it takes SQL."""
+        if sum(file.size for file in self.files) > SMALL_LOG_BYTES:
+            return None
+        try:
+            parts = parts_of([file.path for file in self.files])
+            found = list(NewestRows(Wanted(self.stream, {})).batches(runs_of(parts)))
+        except (NotPlain, pa.ArrowInvalid):
+            return None
+        rows = pa.concat_tables([KEPT.empty_table(), *found])
+        return self.spark.createDataFrame(rows.filter(pc.invert(rows["gone"])).select(TABLE))
 
     def _told(self, layers: Sequence[Layer], as_of: datetime | None) -> DataFrame:
         """Without keeping anything."""

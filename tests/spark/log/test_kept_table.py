@@ -334,6 +334,33 @@ def test_updates_that_kept_their_key_need_no_sql(
     by_sql.assert_called_once()
 
 
+def test_the_table_of_a_small_log_needs_no_sql_and_no_folder(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GIVEN a small log WHEN its table is asked for THEN it is what SQL makes of it, in values and types, without SQL
+    and without a kept file, until an event needs more than the newest of each key."""
+    monkeypatch.setattr(kept_table, "KEPT_FROM_ROWS", 50_000)
+    by_sql = Mock(side_effect=implied_table)
+    monkeypatch.setattr(kept_table, "implied_table", by_sql)
+    fill = Filler(tmp_path)
+    fill(change("insert", "1", "a"), change("insert", "2", "b"), change("read", "3", "c", event_time=None))
+    fill(
+        change("update", "1", "a2", schema_version=3), change("delete", "2"), change("insert", "", "d") | {"key": None}
+    )
+    found = Log(tmp_path).table(spark, "shop", STREAM)
+    assert rows(found) == from_scratch(spark, fill.folder) and len(rows(found)) == 3
+    whole = KeptTable(spark, fill.folder, STREAM, LogReader(fill.folder).files())
+    assert found.dtypes == implied_table(spark, whole._events(whole.files, (), None)).dtypes
+    assert Log(tmp_path).table(spark, "shop", "public.none").collect() == []
+    by_sql.assert_not_called()
+    assert not (fill.folder / FOLDER).exists()
+    fill(change("truncate", "") | {"key": None}, change("insert", "4", "e"))
+    assert table(Log(tmp_path).table(spark, "shop", STREAM)) == {"4": "e"}
+    monkeypatch.setattr(kept_table, "SMALL_LOG_BYTES", 0)
+    assert table(Log(tmp_path).table(spark, "shop", "public.none")) == {}
+    assert by_sql.call_count == 2
+
+
 def test_workers_that_do_not_have_this_program_are_not_needed(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
