@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from evermark.event import EVENT, TAKEN, TIMESTAMP, with_all_columns
 from evermark.log.format import KEPT
-from evermark.log.opened import opened
+from evermark.log.opened import opened, require_there
 from evermark.log.row_reader import ROW_ADDRESS, ROW_ADDRESS_SQL, code_of
 from evermark.storage import is_url
 
@@ -66,7 +66,12 @@ def files_frame(spark: SparkSession, paths: Sequence[str], schema: str = SCHEMA)
     if is_url(paths[0]):
         return _read_by_tasks(spark, paths)
     with _listed_by_the_driver(spark):
-        return spark.read.schema(schema).parquet(*paths)
+        try:
+            return spark.read.schema(schema).parquet(*paths)
+        except Exception:
+            if schema != KEPT_SCHEMA:  # what is kept beside the log is made anew, and not put back
+                require_there(paths)
+            raise
 
 
 @contextmanager

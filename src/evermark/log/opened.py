@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -56,6 +57,13 @@ def gone(folder: Place) -> UnreachableError:
         f"the log at {folder} is gone: it was there when it was opened",
         hint=f"is its disk mounted? Else stop all instances, put it back from a copy and start again; {PLAYBOOK}",
     )
+
+
+def require_there(paths: Iterable[str]) -> None:
+    """Raises `FormatError` for the first of these files, on a disk, that is missing."""
+    for path in paths:
+        if not Path(path).exists():
+            raise lost(path)
 
 
 def require_readable(paths: Iterable[str]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from evermark import Log
-from evermark.errors import ConfigError, NotFoundError
+from evermark.errors import ConfigError, FormatError, NotFoundError
 from evermark.event import taken_batch
 from evermark.log.append import DeltaLog
 from evermark.log.base import Append
 from evermark.log.maintenance import Maintenance
+from evermark.log.opened import PLAYBOOK
 from evermark.log.write import BatchWriter
 
 if TYPE_CHECKING:
@@ -86,6 +87,27 @@ def test_many_files_are_listed_without_a_job(spark: SparkSession, tmp_path: Path
     finally:
         spark.conf.unset(setting)
         spark.sparkContext.setLocalProperty("spark.jobGroup.id", None)
+
+
+def test_a_file_that_is_missing_is_named_with_what_to_do(spark: SparkSession, tmp_path: Path, fill: Filler) -> None:
+    """GIVEN a file of the log that is missing WHEN something is read that needs it THEN the file and the remedy are
+    told, and not Spark's own words; what does not need it is read."""
+    for n in range(3):
+        fill(change("insert", str(n), "x"))
+    log = Log(tmp_path)
+    victim = Path(sorted(log.files(), key=lambda file: file.batch_min)[1].path)
+    victim.unlink()
+    asked: list[Callable[[], DataFrame]] = [
+        lambda: log.read(spark),
+        lambda: log.read(spark, "shop", batches=(2, 3), where="op = 'insert'"),
+        lambda: log.table(spark, "shop", "public.orders"),
+        lambda: log.table(spark, "shop", "public.orders", as_of="2026-11-01T12:30Z"),
+    ]
+    for ask in asked:
+        with pytest.raises(FormatError, match=rf"the file {victim} of the log is missing") as lost:
+            ask()
+        assert lost.value.hint.endswith(PLAYBOOK)
+    assert found(log.read(spark, batches=(3, 3))) == ["shop-2"]
 
 
 def test_reading_by_everything_there_is(spark: SparkSession, tmp_path: Path, fill: Filler) -> None:

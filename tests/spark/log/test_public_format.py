@@ -19,6 +19,7 @@ from evermark.event import ADDED_SINCE, EVENT
 from evermark.log import write
 from evermark.log.append import DeltaLog
 from evermark.log.maintenance import Maintenance
+from evermark.log.opened import PLAYBOOK
 from tests.contract.log.log_scene import expected, fill
 
 if TYPE_CHECKING:
@@ -75,6 +76,14 @@ def test_spark_finds_the_format_by_itself(spark: SparkSession, log: DeltaLog) ->
     assert row is not None
     assert (row["source"], row["partition"], row["batch"], row["flags"]) == ("shop", 0, 2, ["repaired"])
     assert row["event_time"].microsecond == 123_456
+
+
+def test_a_file_that_is_missing_is_named_with_what_to_do(spark: SparkSession, log: DeltaLog) -> None:
+    """GIVEN a file of the log that is missing WHEN it is read THEN Spark's error tells which, and the remedy."""
+    victim = Path(Log(log.folder.parent).files()[0].path)
+    victim.unlink()
+    with pytest.raises(Exception, match=rf"the file {victim} of the log is missing\n.*{PLAYBOOK}"):
+        read(spark, log.folder.parent)
 
 
 def test_all_events_are_planned_and_read_without_pandas(log: DeltaLog) -> None:
