@@ -120,3 +120,40 @@ def test_p7_a_lost_slot_of_tables_is_repaired_by_itself_with_a_death_at_every_st
             ("repair", "done", "itself")
         ]
         assert running.terminate() == 0
+
+
+class WithDropped(TablesScene):
+    """Beside the orders a table that is dropped."""
+
+    def settings(self) -> str:
+        return super().settings().replace("[public.orders]", "[public.orders, public.more]")
+
+    def prepare(self) -> None:
+        with psycopg.connect(self.dsn, autocommit=True) as conn:
+            conn.execute("create table public.more (id int primary key)")
+        super().prepare()
+
+
+def test_p7_a_dropped_table_is_mended_by_the_file_and_a_restart_alone(tmp_path: Path, pg_dsn: str) -> None:
+    """GIVEN a running instance WHEN a table of its file is dropped THEN it says which, and how that is mended; WHEN the
+    file is without it and the instance starts again THEN what was written meanwhile is taken, without another word."""
+    with WithDropped(tmp_path, pg_dsn) as scene, psycopg.connect(pg_dsn, autocommit=True) as admin:
+        running = scene.up()
+        admin.execute("insert into orders select n, 0 from generate_series(1, 20) n")
+        scene.wait_delivered(19)
+        admin.execute("drop table more")
+        admin.execute("insert into orders values (100, 1)")
+        until(lambda: running.health("shop/0").get("status") == "failed", "it stops", timeout_s=60)
+        told = str(running.health("shop/0"))
+        assert "public.more" in told and "take it out of the file, and start `evermark up` again" in told
+        recover = scene.run("source", "recover", "--json", check=False)
+        assert json.loads(recover.stdout)["past"] == [], "it spends no try"
+        doctor = scene.run("doctor", "--json", check=False).stdout
+        assert "start `evermark up` again" in doctor and "repairs it by itself" not in doctor
+        assert running.terminate() == 0
+        scene.config.write_text(scene.config.read_text().replace(", public.more]", "]"))
+        running = scene.up()
+        until(lambda: scene.implied() == scene.orders(), "the log implies the orders there are", timeout_s=120)
+        admin.execute("insert into orders values (1000, 1)")
+        until(lambda: scene.implied() == scene.orders(), "it goes on")
+        assert running.terminate() == 0
