@@ -1,8 +1,9 @@
 """`make test`: all tests, in parts that run side by side, each a pytest of its own with its own log.
 
-Many tests wait for another process, so two parts more than there are cores fill them. The longest parts begin first;
-what is short is left for the end, when the others are nearly done. Parts that run instances take turns with others, as
-instances need memory. All that pytest said of a part that failed is shown, and the names of the failed tests come last.
+Most of the time tests wait for another process, so four parts more than there are cores fill them. The longest parts
+begin first; what is short is left for the end, when the others are nearly done. Parts that run instances take turns
+with others, as instances need memory. All that pytest said of a part that failed is shown, and the names of the failed
+tests come last.
 """
 
 from __future__ import annotations
@@ -43,34 +44,6 @@ FOLDERS_OF_TESTS = "PYTEST_DEBUG_TEMPROOT"
 # The longest first. The tests of one part of faults share a deployment, so they stay together.
 PARTS: Mapping[str, Sequence[str]] = {
     "spark": ("tests/spark/delivery", "tests/spark/ingest", "tests/spark/start"),
-    "contract-install": (
-        "tests/contract/postgres/test_connecting.py",
-        "tests/contract/postgres/test_doctor.py",
-        "tests/contract/postgres/test_install.py",
-        "tests/contract/postgres/test_install_command.py",
-        "tests/contract/postgres/test_names.py",
-        "tests/contract/postgres/test_outbox_upgrade.py",
-        "tests/contract/postgres/test_recover_command.py",
-        "tests/contract/postgres/test_repair.py",
-        "tests/contract/postgres/test_repair_tries.py",
-        "tests/contract/postgres/test_upkeep.py",
-    ),
-    "spark-log": ("tests/spark/log",),
-    "faults-readers": (
-        "tests/faults/test_blocks.py",
-        "tests/faults/test_bots.py",
-        "tests/faults/test_lost_slot.py",
-        "tests/faults/test_mongo.py",
-        "tests/faults/test_object_store.py",
-    ),
-    "contract-outbox": (
-        "tests/contract/postgres/test_boundaries.py",
-        "tests/contract/postgres/test_contract.py",
-        "tests/contract/postgres/test_key_changes.py",
-        "tests/contract/postgres/test_partitions.py",
-        "tests/contract/postgres/test_source.py",
-        "tests/contract/postgres/test_untaken.py",
-    ),
     "contract-rest": (
         "tests/contract/blocknode",
         "tests/contract/blocks",
@@ -84,6 +57,26 @@ PARTS: Mapping[str, Sequence[str]] = {
         "tests/faults/test_lost_tables_slot.py",
         "tests/faults/test_mongo_copy.py",
     ),
+    "spark-log": ("tests/spark/log",),
+    "faults-readers": (
+        "tests/faults/test_blocks.py",
+        "tests/faults/test_bots.py",
+        "tests/faults/test_lost_slot.py",
+        "tests/faults/test_mongo.py",
+        "tests/faults/test_object_store.py",
+    ),
+    "faults-oracle": (
+        "tests/faults/test_oracle.py",
+        "tests/faults/test_replica_source.py",
+        "tests/faults/test_replicas.py",
+    ),
+    "unit": ("tests/unit",),
+    "faults-databases": (
+        "tests/faults/test_installed_again.py",
+        "tests/faults/test_lost_log.py",
+        "tests/faults/test_other_database.py",
+        "tests/faults/test_upgrade.py",
+    ),
     "contract-tables": (
         "tests/contract/postgres/test_backfill_command.py",
         "tests/contract/postgres/test_copy_out.py",
@@ -96,15 +89,6 @@ PARTS: Mapping[str, Sequence[str]] = {
         "tests/contract/postgres/test_tables_scan.py",
         "tests/contract/postgres/test_tables_values.py",
     ),
-    "unit": ("tests/unit",),
-    "faults-cluster": ("tests/faults/test_cluster.py",),
-    "contract-stores": (
-        "tests/contract/delivery",
-        "tests/contract/replica_source",
-        "tests/contract/replicas",
-        "tests/contract/state",
-    ),
-    "simulation": ("tests/simulation",),
     "faults-lanes": (
         "tests/faults/test_checkpoint_store.py",
         "tests/faults/test_exhausted.py",
@@ -112,18 +96,12 @@ PARTS: Mapping[str, Sequence[str]] = {
         "tests/faults/test_lanes.py",
         "tests/faults/test_network.py",
     ),
-    "faults-databases": (
-        "tests/faults/test_installed_again.py",
-        "tests/faults/test_lost_log.py",
-        "tests/faults/test_other_database.py",
-        "tests/faults/test_upgrade.py",
+    "contract-stores": (
+        "tests/contract/delivery",
+        "tests/contract/replica_source",
+        "tests/contract/replicas",
+        "tests/contract/state",
     ),
-    "faults-oracle": (
-        "tests/faults/test_oracle.py",
-        "tests/faults/test_replica_source.py",
-        "tests/faults/test_replicas.py",
-    ),
-    "contract-mongo": ("tests/contract/checkpoints", "tests/contract/mongo"),
     "faults-shared": (
         "tests/faults/test_engine_dies.py",
         "tests/faults/test_health.py",
@@ -133,7 +111,30 @@ PARTS: Mapping[str, Sequence[str]] = {
         "tests/faults/test_stop.py",
         "tests/faults/test_two_instances.py",
     ),
+    "contract-mongo": ("tests/contract/checkpoints", "tests/contract/mongo"),
     "demo": ("tests/acceptance/test_demo.py",),
+    "contract-install": (
+        "tests/contract/postgres/test_connecting.py",
+        "tests/contract/postgres/test_doctor.py",
+        "tests/contract/postgres/test_install.py",
+        "tests/contract/postgres/test_install_command.py",
+        "tests/contract/postgres/test_names.py",
+        "tests/contract/postgres/test_outbox_upgrade.py",
+        "tests/contract/postgres/test_recover_command.py",
+        "tests/contract/postgres/test_repair.py",
+        "tests/contract/postgres/test_repair_tries.py",
+        "tests/contract/postgres/test_upkeep.py",
+    ),
+    "contract-outbox": (
+        "tests/contract/postgres/test_boundaries.py",
+        "tests/contract/postgres/test_contract.py",
+        "tests/contract/postgres/test_key_changes.py",
+        "tests/contract/postgres/test_partitions.py",
+        "tests/contract/postgres/test_source.py",
+        "tests/contract/postgres/test_untaken.py",
+    ),
+    "faults-cluster": ("tests/faults/test_cluster.py",),
+    "simulation": ("tests/simulation",),
     "acceptance": ("tests/acceptance/test_api.py", "tests/acceptance/test_bad_input.py"),
     "faults-instances": ("tests/faults/test_instances.py",),
 }
@@ -258,7 +259,7 @@ def main(words: Sequence[str]) -> int:
         runner = Runner(PARTS, (*PYTEST, *words), environ=environ)
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, runner.stop)
-        return runner.run(min(AT_ONCE_MAX, (os.cpu_count() or 1) + 2))
+        return runner.run(min(AT_ONCE_MAX, (os.cpu_count() or 1) + 4))
 
 
 if __name__ == "__main__":
