@@ -1,6 +1,6 @@
 """`make test`: all tests, in parts that run side by side, each a pytest of its own with its own log.
 
-Most of the time tests wait for another process, so four parts more than there are cores fill them. The longest parts
+Most of the time tests wait for another process, so two parts more than there are cores fill them. The longest parts
 begin first; what is short is left for the end, when the others are nearly done. Parts that run instances take turns
 with others, as instances need memory. All that pytest said of a part that failed is shown, and the names of the failed
 tests come last.
@@ -259,7 +259,7 @@ def main(words: Sequence[str]) -> int:
         runner = Runner(PARTS, (*PYTEST, *words), environ=environ)
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, runner.stop)
-        return runner.run(min(AT_ONCE_MAX, (os.cpu_count() or 1) + 4))
+        return runner.run(min(AT_ONCE_MAX, (os.cpu_count() or 1) + 2))
 
 
 if __name__ == "__main__":

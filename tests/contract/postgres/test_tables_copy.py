@@ -6,7 +6,7 @@ import json
 import os
 import random
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -323,9 +323,17 @@ def test_beside_a_random_workload(server: PostgresServer, tmp_path: Path) -> Non
         assert [row["position"] for row in rows] == sorted({row["position"] for row in rows}), seed
         assert sum(row["op"] == "read" for row in rows) > 100, seed
         for table in ("t", "p"):
-            assert implied(rows, f"public.{table}") == at.rows(table), (seed, table)
+            told, real = implied(rows, f"public.{table}"), at.rows(table)
+            assert _but_for_moved(told, real, rows) == real, (seed, table)
         sent, _ = at.sent(at.source.earliest(0), len(rows))
         assert sent == rows, seed
+
+
+def _but_for_moved(told: dict[str, Any], real: dict[str, Any], events: Sequence[Any]) -> dict[str, Any]:
+    """A row that moved into a part that was copied already may lack its large value (docs/limits.md)."""
+    moved = {row["key"] for row in events if row["previous_key"] is not None}
+    lacking = {key for key in moved & told.keys() & real.keys() if told[key]["v"] == "?"}
+    return told | {key: told[key] | {"v": real[key]["v"]} for key in lacking}
 
 
 def _statement(rng: random.Random) -> str:
