@@ -30,7 +30,7 @@ $(STAMP): pyproject.toml constraints.txt $(wildcard receiver/pyproject.toml)
 demo: $(STAMP)
 	$(BIN)/evermark demo $(ARGS)
 
-# In parts that run side by side; a part's own log is in artifacts/tests.
+# In parts that run side by side; a part's own log is in artifacts/tests. Long tests take turns; TURN=all: all of them.
 test: $(STAMP)
 	@$(BIN)/python -m tests.side_by_side $(ARGS)
 

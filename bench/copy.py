@@ -150,7 +150,7 @@ def _measure(
 def _copied(instance: Instance, copies: StateCopies, stream: str) -> tuple[float, int]:
     """Seconds from the request until all is in the log and checkpointed; and how many rows."""
     began = time.perf_counter()
-    asked = copies.ask("shop", stream, "")
+    asked = copies.request("shop", stream, "")
 
     def is_done() -> bool:
         return any(copy.id == asked.id and copy.state is CopyState.DONE for copy in copies.listed("shop"))

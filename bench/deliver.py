@@ -32,7 +32,7 @@ from bench.shop import shop
 from evermark.cluster.fence import DELIVER_LEASE
 from evermark.cluster.liveness import this_process
 from evermark.cluster.postgres import PostgresLeases
-from evermark.delivery.base import Cursor, MadeBy, SourcePartition, SubscriptionSpec
+from evermark.delivery.model import Cursor, MadeBy, SourcePartition, SubscriptionSpec
 from evermark.delivery.run.live import LiveGroup
 from evermark.delivery.store.postgres import PostgresDelivery
 from evermark.delivery.webhook.bundles import BUNDLE_LANES_MAX

@@ -13,7 +13,7 @@ from evermark.cluster.liveness import this_process
 from evermark.cluster.postgres import PostgresLeases
 from evermark.embedded.postgres import EmbeddedPostgres
 from evermark.event import taken_batch
-from evermark.ingest.take import Taken, Taker
+from evermark.ingest.batch_taker import BatchTaker, WrittenBatch
 from evermark.log.append import DeltaLog
 from evermark.log.head import PostgresHeads
 from evermark.log.maintenance import Maintenance
@@ -57,7 +57,7 @@ class _Log:
         assert lease is not None
         self.epoch = lease.epoch
         self._log = DeltaLog(self.folder)
-        self.taker = Taker(
+        self.taker = BatchTaker(
             name,
             lease.epoch,
             _Numbers(),
@@ -88,7 +88,7 @@ class _Log:
     def settle(self) -> None:
         self.taker.begin(0)
 
-    def _batch(self, rows: int) -> Taken:
+    def _batch(self, rows: int) -> WrittenBatch:
         first = self.events
         names = [f"{n:020d}" for n in range(first, first + rows)]
         columns = {
@@ -105,7 +105,7 @@ class _Log:
         file = BatchWriter(self.folder, self.name, 0, self.batch).write_all([taken_batch(columns, rows)])
         assert file is not None
         start, end = f"{first:020d}", f"{self.events:020d}"
-        return Taken(0, self.batch, self.epoch, start, end, (file,), controls=0)
+        return WrittenBatch(0, self.batch, self.epoch, start, end, (file,), controls=0)
 
     def care(self) -> None:
         if time.monotonic() - self._cared >= MAINTENANCE_EVERY_S:

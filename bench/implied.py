@@ -28,7 +28,7 @@ from evermark.embedded.java import ensure_java
 from evermark.event import taken_batch
 from evermark.log.append import DeltaLog
 from evermark.log.base import Append
-from evermark.log.kept_table import FOLDER
+from evermark.log.kept_shelf import FOLDER
 from evermark.log.maintenance import Maintenance
 from evermark.log.write import BatchWriter
 

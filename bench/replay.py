@@ -36,7 +36,7 @@ from evermark.cluster.base import Lease
 from evermark.cluster.fence import DELIVER_LEASE, source_lease
 from evermark.cluster.liveness import this_process
 from evermark.cluster.postgres import PostgresLeases
-from evermark.delivery.base import MadeBy, SourcePartition, SubscriptionSpec
+from evermark.delivery.model import MadeBy, SourcePartition, SubscriptionSpec
 from evermark.delivery.replay.plan import SLICES, AskedBy, ReplayWork, Request
 from evermark.delivery.replay.postgres import PostgresReplays
 from evermark.delivery.replay.replayer import Replayer
@@ -46,9 +46,9 @@ from evermark.delivery.webhook.bundles import BUNDLE_LANES_MAX
 from evermark.delivery.webhook.signing import new_secret
 from evermark.embedded.java import ensure_java
 from evermark.embedded.postgres import EmbeddedPostgres
+from evermark.ingest.batch_taker import BatchTaker, WrittenBatch
 from evermark.ingest.pieces import ReadFrom
 from evermark.ingest.reading import ReadPlan, SourceReading
-from evermark.ingest.take import Taken, Taker
 from evermark.log.append import DeltaLog
 from evermark.log.head import PostgresHeads
 from evermark.log.maintenance import Maintenance
@@ -151,14 +151,14 @@ class _Ours:
     def _drain(self, source: PostgresOutbox, events: int) -> None:
         heads, checkpoints = PostgresHeads(self.state), PostgresCheckpoints(self.state)
         epoch = self.lease(source_lease(self.source)).epoch
-        taker = Taker(self.source, epoch, source, DeltaLog(self.log), self.reader, heads, checkpoints)
+        taker = BatchTaker(self.source, epoch, source, DeltaLog(self.log), self.reader, heads, checkpoints)
         begun = taker.begin(0)
         assert begun.position is not None
         taken, runtime = 0, Threads()
         over = runtime.wake()
         too_late = threading.Timer(900, over.set)
 
-        def on_taken(batch: Taken) -> None:
+        def on_taken(batch: WrittenBatch) -> None:
             nonlocal taken
             taken += batch.rows
             if taken >= events:
@@ -213,7 +213,7 @@ class _Ours:
             [self.source],
         )
         began = time.perf_counter()
-        made = replays.ask(Request(AskedBy.CLI, self.source, window.since, window.until), lease.epoch)
+        made = replays.request(Request(AskedBy.CLI, self.source, window.since, window.until), lease.epoch)
         while replays.one(made).state not in ("done", "failed"):
             for due in replayer.look()[1]:
                 replayer.step(due, flowing=False)

@@ -25,7 +25,7 @@ from bench.receiver_child import ReceiverProcess
 from bench.replay import _box as box_in
 from bench.report import Report, say
 from bench.taking import drain
-from evermark.delivery.base import Cursor, Fate, SourcePartition, SubscriptionSpec
+from evermark.delivery.model import Cursor, Fate, SourcePartition, SubscriptionSpec
 from evermark.delivery.replay.plan import ReplayWork
 from evermark.delivery.replay.timeslice import Mark, TimeSlice
 from evermark.delivery.webhook.signing import new_secret

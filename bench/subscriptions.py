@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 
 from bench.many import ten_thousand
 from bench.report import Report, say
-from evermark.delivery.base import Cursor, SourcePartition, SubscriptionSpec
+from evermark.delivery.model import Cursor, SourcePartition, SubscriptionSpec
 from evermark.delivery.run.post import Posting
 from evermark.delivery.work import Assignment, DeliveryOptions, Span
 from evermark.embedded.java import ensure_java

@@ -14,9 +14,9 @@ from evermark.checkpoints.stores import PostgresCheckpoints
 from evermark.cluster.fence import source_lease
 from evermark.cluster.liveness import this_process
 from evermark.cluster.postgres import PostgresLeases
+from evermark.ingest.batch_taker import BatchTaker, WrittenBatch
 from evermark.ingest.pieces import ReadFrom
 from evermark.ingest.reading import ReadPlan, SourceReading
-from evermark.ingest.take import Taken, Taker
 from evermark.log.append import DeltaLog
 from evermark.log.head import PostgresHeads
 from evermark.log.read import LogReader
@@ -48,7 +48,7 @@ def drain(
     assert lease is not None
     log = folder / "log" / name
     heads, checkpoints = PostgresHeads(state), PostgresCheckpoints(state)
-    taker = Taker(name, lease.epoch, source, DeltaLog(log), LogReader(log), heads, checkpoints)
+    taker = BatchTaker(name, lease.epoch, source, DeltaLog(log), LogReader(log), heads, checkpoints)
     began = time.perf_counter()
     begun = {partition: taker.begin(partition) for partition in source.partitions()}
     if start is not None:
@@ -62,7 +62,7 @@ def drain(
     over = runtime.wake()
     too_late = threading.Timer(_WATCHDOG_S, over.set)
 
-    def on_taken(batch: Taken) -> None:
+    def on_taken(batch: WrittenBatch) -> None:
         nonlocal taken, ended
         taken += batch.rows
         if taken >= events and not ended:

@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Any
 
 from evermark.cluster.memory import MemoryLeases
-from evermark.delivery.base import (
+from evermark.delivery.model import (
     Cursor,
     CursorVector,
     Fate,

@@ -9,14 +9,14 @@ from functools import partial
 from typing import Any, cast
 
 from evermark.cluster.fence import deliver_lease
-from evermark.delivery.base import KeyWanted, Outcome, SourcePartition, Subscription, SubscriptionSpec
 from evermark.delivery.bots.views import ViewLimits
 from evermark.delivery.decide.answers import Verdict
+from evermark.delivery.model import KeyWanted, Outcome, SourcePartition, Subscription, SubscriptionSpec
 from evermark.delivery.replay.owner import ReplayLimits
 from evermark.delivery.replay.plan import Due, Replay, Replayed
 from evermark.delivery.run.follower import Follower, FollowLimits
 from evermark.delivery.run.live import HandoverLimits, LiveGroup
-from evermark.delivery.run.owner import DeliveryLimits, DeliveryOwner, DeliveryWorks
+from evermark.delivery.run.owner import DeliveryLimits, DeliveryOwner, DeliveryTools
 from evermark.delivery.run.parked_retries import Tried
 from evermark.delivery.webhook.base import Answer, as_it_is
 from evermark.delivery.work import Span
@@ -44,8 +44,8 @@ _CORES = 2
 
 
 @dataclass
-class SimDeliveryNews:
-    """`DeliveryNews`: nobody has to know."""
+class SimDeliveryObserver:
+    """`DeliveryObserver`: nobody has to know."""
 
     instance: Instance
 
@@ -71,9 +71,9 @@ class SimDeliveryNews:
 
     def by_replay(self, due: Due, result: Replayed) -> None: ...
 
-    def replay_stuck(self, due: Due, error: EvermarkError) -> None: ...
+    def replay_stuck(self, replay: Replay, subscription: str | None, error: EvermarkError) -> None: ...
 
-    def replaying(self, running: list[Replay]) -> None: ...
+    def replaying(self, replays: list[Replay]) -> None: ...
 
     def report(self) -> None: ...
 
@@ -149,6 +149,10 @@ def delivery_of(instance: Instance, shard: int, shards: int) -> DeliveryOwner:
     baton, scenario, rng = world.baton, world.scenario, world.baton.rng
 
     post, begin = partial(_post, instance, lease), partial(instance.begin_work, lease)
+
+    def takes_s(spec: SubscriptionSpec) -> float:
+        return world.receiver_of(spec).takes_s(baton.now)
+
     deliverer = SimBothDeliverer(
         world.account,
         world.logs,
@@ -156,7 +160,7 @@ def delivery_of(instance: Instance, shard: int, shards: int) -> DeliveryOwner:
         rng,
         lambda: baton.now,
         baton.sleep,
-        lambda spec: world.receiver_of(spec).takes_s(baton.now),
+        takes_s,
         scenario.ttl_s,
         begin,
         world.is_missing,
@@ -168,9 +172,13 @@ def delivery_of(instance: Instance, shard: int, shards: int) -> DeliveryOwner:
         lambda: not world.calm and rng.random() < busy,
         world.account.live_failed.add,
         begin,
+        lambda: baton.now,
+        baton.sleep,
+        takes_s,
+        world.fail,
     )
     sources = {name: instance.port(f"source {name}", made, ports.nothing) for name, made in world.sources.items()}
-    works = DeliveryWorks(
+    tools = DeliveryTools(
         instance.store_of(shard),
         instance.replays,
         SimLogView(instance),
@@ -184,8 +192,8 @@ def delivery_of(instance: Instance, shard: int, shards: int) -> DeliveryOwner:
         partial(_telling, world, world.logs),
     )
     owner = WatchedOwner(
-        works,
-        SimDeliveryNews(instance),
+        tools,
+        SimDeliveryObserver(instance),
         instance.candidate,
         LIMITS,
         shard,

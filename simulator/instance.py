@@ -1,6 +1,6 @@
 """One running Evermark, as the simulator wires it: the product's loops and parts over ports that may fail.
 
-What is a model here is the source, the log's files (`SimPieces`), and who is told (`Notes`, `SimSourceNews`).
+What is a model here is the source, the log's files (`SimPieces`), and who is told (`Notes`, `SimSourceObserver`).
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from evermark.cluster.assignment import assigned
 from evermark.cluster.base import Holder, Lease, LeaseRow
 from evermark.cluster.fence import deliver_lease, source_lease
 from evermark.cluster.holding import LIMITS, Candidate
-from evermark.delivery.base import Cursor, SourcePartition
 from evermark.delivery.decide.shards import FIRST
+from evermark.delivery.model import Cursor, SourcePartition
 from evermark.delivery.replay.owner import RequestDesk
 from evermark.delivery.run.owner import DeliveryOwner
 from evermark.delivery.work import Span
 from evermark.errors import EvermarkError, StaleError
 from evermark.event import Op, Seen
+from evermark.ingest.batch_taker import BatchTaker, Fenced, WrittenBatch
 from evermark.ingest.dedup import RecentIds
 from evermark.ingest.owner import SourceOwner
 from evermark.ingest.pieces import Piece, error_fields
@@ -33,7 +34,6 @@ from evermark.ingest.reading import ReadPlan, SourceReading
 from evermark.ingest.repair.base import Recovery
 from evermark.ingest.repair.steps import FoundFile, RepairTarget
 from evermark.ingest.resume import Resume
-from evermark.ingest.take import Fenced, Taken, Taker
 from evermark.log.read import FileRange
 from evermark.runtime import Steps, Wake, any_set
 from evermark.sources.base import Fed, Gap, Limit, Slice
@@ -215,7 +215,7 @@ class Instance(Process):
             self.world.fail(Broken(f"{self.name} goes on with work for {lease}, of which it knows that it is lost"))
 
 
-class SimTaker(Taker):
+class SimTaker(BatchTaker):
     """Tells the truth who began, and remembers whom a batch was taken of."""
 
     def __init__(self, instance: Instance, *given: Any, **named: Any) -> None:
@@ -229,13 +229,13 @@ class SimTaker(Taker):
         begun[place] = max(self.epoch, begun.get(place, 0))
         return found
 
-    def take(self, taken: Taken, **how: bool) -> None:
-        self.tried.add(taken.partition)
-        super().take(taken, **how)
+    def take(self, written: WrittenBatch, **how: bool) -> None:
+        self.tried.add(written.partition)
+        super().take(written, **how)
 
 
-class SimWorks:
-    """`SourceWorks`: reads a source that is made up, into a log in memory, as Spark does it."""
+class SimTools:
+    """`SourceTools`: reads a source that is made up, into a log in memory, as Spark does it."""
 
     def __init__(self, instance: Instance, name: str) -> None:
         world = instance.world
@@ -269,8 +269,8 @@ class SimWorks:
     def read(
         self,
         plan: ReadPlan,
-        taker: Taker,
-        on_taken: Callable[[Taken], None],
+        taker: BatchTaker,
+        on_taken: Callable[[WrittenBatch], None],
         ends: Sequence[Wake],
         cuts: Sequence[Wake],
     ) -> Steps[Mapping[int, EvermarkError]]:
@@ -396,8 +396,8 @@ class _Watched:
 
 
 @dataclass
-class SimSourceNews:
-    """`SourceNews`: what would need a person is a bug here."""
+class SimSourceObserver:
+    """`SourceObserver`: what would need a person is a bug here."""
 
     instance: Instance
     name: str
@@ -422,7 +422,7 @@ class SimSourceNews:
     def may_stop(self, partition: int) -> bool:
         return False
 
-    def taken(self, taken: Taken) -> None:
+    def taken(self, taken: WrittenBatch) -> None:
         self.instance.world.ledger.duplicates_dropped += taken.duplicates
         if taken.rows:
             place, paths = SourcePartition(self.name, taken.partition), tuple(f.path for f in taken.files)
@@ -441,8 +441,8 @@ class SimSourceNews:
     def left_behind(self, error: EvermarkError) -> None: ...
 
 
-def owner_of(instance: Instance, name: str, works: SimWorks, news: SimSourceNews) -> SourceOwner:
-    return SourceOwner(name, works.source, works, news, instance.candidate, divided=instance.world.scenario.divided)
+def owner_of(instance: Instance, name: str, tools: SimTools, observer: SimSourceObserver) -> SourceOwner:
+    return SourceOwner(name, tools.source, tools, observer, instance.candidate, divided=instance.world.scenario.divided)
 
 
 @dataclass

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from evermark.delivery.base import SubscriptionSpec
+from evermark.delivery.model import SubscriptionSpec
 from simulator.broken import require
 from simulator.promises import who
 

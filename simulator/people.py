@@ -14,8 +14,8 @@ from typing import Any
 
 from evermark.cluster.fence import DELIVER_LEASE
 from evermark.cluster.holding import as_holder
-from evermark.delivery.base import CursorVector, MadeBy, ParkedRow, Subscription, SubscriptionState
 from evermark.delivery.decide.registration import start_vector
+from evermark.delivery.model import CursorVector, MadeBy, ParkedRow, Subscription, SubscriptionState
 from evermark.delivery.replay.plan import AskedBy, Request
 from evermark.delivery.replay.timeslice import moment_at
 from evermark.errors import ConflictError, EvermarkError, NotFoundError
@@ -80,7 +80,7 @@ class Desk:
             last = replays.newest(1)
             again = last[0].request if last and rng.random() < 0.3 else None
             request = replace(again, asked_by=AskedBy.CLI, control=None) if again else self._request(known)
-            self._as_deliverer(lambda epoch: replays.ask(request, epoch))
+            self._as_deliverer(lambda epoch: replays.request(request, epoch))
         elif drawn < 0.12:
             some = replays.open()
             if some:

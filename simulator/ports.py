@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from evermark.delivery.base import Cursor, CursorVector, SourcePartition
+from evermark.delivery.model import Cursor, CursorVector, SourcePartition
 from evermark.delivery.replay.memory import MemoryReplays
 from evermark.delivery.replay.plan import Target, TargetState
 from evermark.delivery.store.memory import MemoryDelivery

@@ -9,14 +9,15 @@ from dataclasses import asdict, dataclass, field, replace
 from itertools import takewhile
 from typing import Any
 
-from evermark.delivery.base import BotView, Fate, HeldKey, Outcome, ParkedEvent, SourcePartition, SubscriptionSpec
 from evermark.delivery.bots.forward import forwards, is_member
 from evermark.delivery.decide.answers import Verdict
+from evermark.delivery.model import BotView, Fate, HeldKey, Outcome, ParkedEvent, SourcePartition, SubscriptionSpec
 from evermark.delivery.webhook.base import Answer, Try
 from evermark.delivery.work import Assignment, DeliveryOptions, Result, Span, fold
 from evermark.log.opened import lost
 from evermark.predicate import wanted_ops
 from simulator.account import Account
+from simulator.broken import Broken
 from simulator.promises import who
 from simulator.source import About, Row, SimLog
 
@@ -279,12 +280,28 @@ class SimSink:
     busy: Callable[[], bool]
     on_failed: Callable[[str], None]  # a delivery that is no replay's met a failing endpoint
     begin: Callable[[], None]
+    now: Callable[[], float]
+    sleep: Callable[[float], None]
+    takes_s: Callable[[SubscriptionSpec], float]  # how long a receiver needs for a request
+    fail: Callable[[Exception], None]
+    under_way: set[str] = field(default_factory=set)
 
     def attempt(self, tries: Sequence[Try], deadline_s: float) -> list[Answer]:
         self.begin()
         if any(json.loads(each.event)["op"] == "wanted" for each in tries):
             return [Answer(Verdict.ACCEPTED)] * len(tries)  # keys are asked for: what is answered changes nothing
+        names = {each.spec.name for each in tries}
+        if twice := names & self.under_way:
+            self.fail(Broken(f"retries of {', '.join(twice)} begin while others of it are under way"))
+        self.under_way |= names
+        try:
+            return self._attempt(tries, deadline_s)
+        finally:
+            self.under_way -= names
+
+    def _attempt(self, tries: Sequence[Try], deadline_s: float) -> list[Answer]:
         answers: list[Answer] = []
+        until = self.now() + deadline_s
         failed: set[tuple[str, str, HeldKey | str]] = set()
         down: set[tuple[str, str]] = set()
         for each in tries:
@@ -293,10 +310,14 @@ class SimSink:
             lines = {(name, replay, line) for line in ([each.session] if each.session else row.keys)}
             if (name, replay) in down:
                 answer = Answer(Verdict.ENDPOINT, reason="its endpoint failed just now")
-            elif lines & failed or self.busy():
-                answer = Answer(Verdict.BUSY, reason="behind another of its key")
+            elif lines & failed or self.now() >= until or self.busy():
+                answer = Answer(Verdict.BUSY, reason="behind another of its key, or out of time")
             else:
+                if takes_s := self.takes_s(each.spec):
+                    self.sleep(min(takes_s, each.spec.timeout_s))
                 answer = self.post(each.spec, [row], each.replay_id or "")
+                if takes_s > each.spec.timeout_s:  # it came through, but nobody waited for the answer
+                    answer = Answer(Verdict.ENDPOINT, reason="no answer in time")
                 if answer.verdict is Verdict.ENDPOINT and not each.replay_id:
                     self.on_failed(name)
             if answer.verdict is Verdict.ENDPOINT:

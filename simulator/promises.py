@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from evermark.delivery.base import BEGINNING, CursorVector, SourcePartition, SubscriptionSpec
+from evermark.delivery.model import BEGINNING, CursorVector, SourcePartition, SubscriptionSpec
 from evermark.event import Op
 from simulator.source import Row, SimLog
 

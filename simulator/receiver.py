@@ -6,8 +6,8 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from evermark.delivery.base import SubscriptionSpec
 from evermark.delivery.decide.answers import Verdict
+from evermark.delivery.model import SubscriptionSpec
 from evermark.delivery.webhook.base import Answer
 from evermark.delivery.webhook.body import delivery_ids
 from simulator.account import Account

@@ -10,7 +10,7 @@ from typing import Any
 
 from evermark.cluster.fence import DELIVER_LEASE, source_lease
 from evermark.cluster.memory import MemoryLeases
-from evermark.delivery.base import SourcePartition, SubscriptionSpec
+from evermark.delivery.model import SourcePartition, SubscriptionSpec
 from evermark.delivery.replay.memory import MemoryReplays
 from evermark.delivery.replay.plan import Replay, ReplayState, Request, Target, TargetState
 from evermark.delivery.replay.timeslice import Mark, moment_at

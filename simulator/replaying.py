@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from evermark.delivery.base import Fate, Outcome
+from evermark.delivery.model import Fate, Outcome
 from evermark.delivery.replay.plan import Replayed, ReplayWork, Round, folded
 from evermark.delivery.replay.timeslice import Mark, moment_at
 from evermark.delivery.work import DeliveryOptions

@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 
-from evermark.delivery.base import Cursor, SourcePartition, SubscriptionState
+from evermark.delivery.model import Cursor, SourcePartition, SubscriptionState
 from evermark.event import Op
 from simulator.baton import Process
 from simulator.broken import Broken, require
 from simulator.delivering import delivery_of
-from simulator.instance import Instance, SimSourceNews, SimWorks, owner_of
+from simulator.instance import Instance, SimSourceObserver, SimTools, owner_of
 from simulator.mutants import Mutant
 from simulator.people import Desk, window
 from simulator.quiet import quiet
@@ -104,7 +104,7 @@ def _start(world: World, name: str, run: int) -> None:
     instance.delivery = [delivery_of(instance, shard, shards) for shard in range(shards)]
     instance.on_span = instance.hand_over
     for source in world.sources:
-        reader = owner_of(instance, source, SimWorks(instance, source), SimSourceNews(instance, source))
+        reader = owner_of(instance, source, SimTools(instance, source), SimSourceObserver(instance, source))
         instance.runtime.spawn(f"source {source}", reader.run)
     for owner in instance.delivery:
         instance.runtime.spawn("deliver" + f" {owner.shard}" * (owner.shard > 0), owner.run)

@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from evermark.delivery.base import BotSpec, MadeBy, SourcePartition, SubscriptionSpec
+from evermark.delivery.model import BotSpec, MadeBy, SourcePartition, SubscriptionSpec
 
 STREAMS = ("orders", "users")
 BOT = "bot"

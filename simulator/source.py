@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 
 import pyarrow as pa
 
-from evermark.delivery.base import HeldKey, SourcePartition
+from evermark.delivery.model import HeldKey, SourcePartition
 from evermark.delivery.replay.timeslice import moment_at
 from evermark.errors import GapError
 from evermark.event import TIMESTAMP, Op, taken_batch

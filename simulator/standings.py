@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
-from evermark.delivery.base import Fate, Outcome, Subscription, SubscriptionState
 from evermark.delivery.decide.retry import ENDPOINT_BACKOFF_S_MAX
+from evermark.delivery.model import Fate, Outcome, Subscription, SubscriptionState
 from simulator.broken import require
 from simulator.promises import who
 

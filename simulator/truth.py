@@ -12,7 +12,7 @@ from evermark.checkpoints.base import Checkpoint
 from evermark.checkpoints.stores import MemoryCheckpoints
 from evermark.cluster.fence import source_lease
 from evermark.cluster.memory import MemoryLeases
-from evermark.delivery.base import SourcePartition
+from evermark.delivery.model import SourcePartition
 from evermark.log.head import Head
 from simulator.broken import require
 from simulator.source import Made, SimLog

@@ -14,8 +14,8 @@ from typing import Any
 from evermark.checkpoints.stores import MemoryCheckpoints
 from evermark.cluster.base import Holder, Lease, owner_epoch
 from evermark.cluster.memory import MemoryLeases
-from evermark.delivery.base import SourcePartition, SubscriptionSpec
 from evermark.delivery.decide.retry import EndpointLimits
+from evermark.delivery.model import SourcePartition, SubscriptionSpec
 from evermark.delivery.replay.plan import SliceLimits
 from evermark.errors import EvermarkError, UnreachableError
 from evermark.ingest.repair.memory import MemoryRecoveries

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+import structlog
 from hypothesis import settings
 
 from evermark.storage import Place, access, place_of
@@ -63,6 +64,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         heavy = HEAVY_FIXTURES.intersection(getattr(item, "fixturenames", ()))
         if tier in LIGHT and heavy:
             raise pytest.UsageError(f"{item.nodeid}: uses {', '.join(sorted(heavy))}; move it out of tests/{tier}")
+
+
+@pytest.fixture(autouse=True)
+def logs_as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A command that a test runs in this process sets up logging for the whole of it, and for loggers that are kept:
+    what later tests look for would not be logged any more."""
+    before, configure = structlog.get_config(), structlog.configure
+    kept_not = {"cache_logger_on_first_use": False}
+    monkeypatch.setattr(structlog, "configure", lambda **how: configure(**{**how, **kept_not}))
+    yield
+    configure(**before)
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,7 @@
 Most of the time tests wait for another process, so two parts more than there are cores fill them. The longest parts
 begin first; what is short is left for the end, when the others are nearly done. Parts that run instances take turns
 with others, as instances need memory. All that pytest said of a part that failed is shown, and the names of the failed
-tests come last.
+tests come last. Long tests take turns (`tests/turns.py`), unless somebody chooses among the tests by words for pytest.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
+
+from tests.turns import LONG, VARIABLE, resting, turn_of
 
 ROOT = Path(__file__).resolve().parents[1]
 LOGS = ROOT / "artifacts" / "tests"
@@ -255,10 +257,15 @@ def _told(ended: Sequence[Ended]) -> int:
 
 
 def main(words: Sequence[str]) -> int:
+    turn = None if words and VARIABLE not in os.environ else turn_of()
+    rest = resting(turn)
     with folders_in_memory() as environ:
-        runner = Runner(PARTS, (*PYTEST, *words), environ=environ)
+        runner = Runner(PARTS, (*PYTEST, *(f"--deselect={test}" for test in rest), *words), environ=environ)
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, runner.stop)
+        if rest:
+            long = sum(map(len, LONG))
+            print(f"turn {turn}: {long - len(rest)} of {long} long tests run (tests/turns.py); all: make test TURN=all")
         return runner.run(min(AT_ONCE_MAX, (os.cpu_count() or 1) + 2))
 
 

@@ -6,8 +6,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
-from evermark.delivery.base import MembershipDelta, SourcePartition, Stay
 from evermark.delivery.bots.views import BotViews
+from evermark.delivery.model import MembershipDelta, SourcePartition, Stay
 from evermark.delivery.store.memory_bots import MemoryBots
 from evermark.delivery.store.memory_parked import MemoryParked, MemoryTables
 from simulator.mutants.mutant import Mutant

@@ -9,7 +9,9 @@ from typing import Any
 
 from evermark.cluster.fence import DELIVER_LEASE
 from evermark.delivery import work
-from evermark.delivery.base import (
+from evermark.delivery.decide import backlog, group, shards
+from evermark.delivery.decide.group import Step, SubscriptionRecord
+from evermark.delivery.model import (
     Cursor,
     CursorVector,
     Fate,
@@ -21,8 +23,6 @@ from evermark.delivery.base import (
     SourcePartition,
     SubscriptionState,
 )
-from evermark.delivery.decide import backlog, group, shards
-from evermark.delivery.decide.group import Step, SubscriptionRecord
 from evermark.delivery.run import follower, live, parked_retries
 from evermark.delivery.run.live import LiveGroup
 from evermark.delivery.run.parked_retries import ParkedQueue
@@ -82,9 +82,7 @@ def _blame_for_unreadable(standing: SubscriptionRecord, outcome: Outcome, *rest:
 
 
 def _delete_before_post(self: ParkedQueue) -> int:
-    claimed = self.store.parked.claim(
-        self.clock(), parked_retries.CLAIM_LIMIT, parked_retries.CLAIM_LEASE_S, self.epoch
-    )
+    claimed = self.store.parked.claim(self.runtime.now(), 100, parked_retries.CLAIM_LEASE_S, self.epoch)
     known = self.store.subscriptions()
     mine = [p for p in claimed if p.subscription in known]
     if mine:
@@ -94,9 +92,13 @@ def _delete_before_post(self: ParkedQueue) -> int:
     return len(mine)
 
 
-def _claim_unfenced(self: MemoryParked, now: datetime, limit: int, lease_s: float, epoch: int) -> Any:
+def _claim_unfenced(self: MemoryParked, now: datetime, limit: int, lease_s: float, epoch: int, **named: Any) -> Any:
     held = self._tables._leases._held[DELIVER_LEASE]
-    return _claim(self, now, limit, lease_s, held.epoch) if held.holder else []
+    return _claim(self, now, limit, lease_s, held.epoch, **named) if held.holder else []
+
+
+def _claim_anyway(self: MemoryParked, *given: Any, without: object = ()) -> Any:
+    return _claim(self, *given)
 
 
 def _join_anyway(standing: SubscriptionRecord, cursors: CursorVector, of: Group) -> bool:
@@ -203,6 +205,11 @@ DELIVERY: tuple[Mutant, ...] = (
         ((ParkedQueue, "run", _delete_before_post),),
     ),
     Mutant("claim-unfenced", "a stale owner may claim parked rows", ((MemoryParked, "claim", _claim_unfenced),)),
+    Mutant(
+        "claimed-while-tried",
+        "parked rows of a subscription are claimed while others of it are under way",
+        ((MemoryParked, "claim", _claim_anyway),),
+    ),
     Mutant(
         "join-anywhere",
         "joining does not compare the cursors",

@@ -7,9 +7,9 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from evermark.delivery.base import Cursor, Outcome, SourcePartition, Subscription, SubscriptionState
 from evermark.delivery.decide import backlog, group, retry
 from evermark.delivery.decide.group import Step, SubscriptionRecord
+from evermark.delivery.model import Cursor, Outcome, SourcePartition, Subscription, SubscriptionState
 from evermark.delivery.run import follower
 from evermark.delivery.store.memory import MemoryDelivery
 from evermark.delivery.store.memory_parked import MemoryParked

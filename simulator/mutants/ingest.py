@@ -9,9 +9,9 @@ from evermark.checkpoints.base import Checkpoint
 from evermark.cluster import memory as lease_memory
 from evermark.cluster.base import Holder
 from evermark.cluster.liveness import Held, IsGone
-from evermark.ingest import take
+from evermark.ingest import batch_taker
+from evermark.ingest.batch_taker import BatchTaker, WrittenBatch
 from evermark.ingest.resume import Resume, resume
-from evermark.ingest.take import Taken, Taker
 from evermark.log import memory as log_memory
 from evermark.log.base import Append, Tail
 from evermark.log.head import Head
@@ -19,30 +19,30 @@ from evermark.log.memory import MemoryLog
 from simulator.mutants.mutant import Mutant
 
 
-def _checkpoint_before_sync(self: Taker, taken: Taken) -> None:
-    if taken.files:
-        self.log.commit(taken)
-    self._save(taken.partition, taken.end, taken.batch if taken.files else taken.batch - 1)
+def _checkpoint_before_sync(self: BatchTaker, written: WrittenBatch) -> None:
+    if written.files:
+        self.log.commit(written)
+    self._save(written.partition, written.end, written.batch if written.files else written.batch - 1)
     version = self.log.sync()
-    if taken.files:
-        self.heads.move(self.name, taken.partition, Head(taken.batch, self.epoch, taken.end, version))
+    if written.files:
+        self.heads.move(self.name, written.partition, Head(written.batch, self.epoch, written.end, version))
 
 
-def _head_before_sync(self: Taker, taken: Taken) -> None:
-    if taken.files:
-        self.log.commit(taken)
-        self.heads.move(self.name, taken.partition, Head(taken.batch, self.epoch, taken.end, taken.batch))
+def _head_before_sync(self: BatchTaker, written: WrittenBatch) -> None:
+    if written.files:
+        self.log.commit(written)
+        self.heads.move(self.name, written.partition, Head(written.batch, self.epoch, written.end, written.batch))
         self.log.sync()
-    self._save(taken.partition, taken.end, taken.batch if taken.files else taken.batch - 1)
+    self._save(written.partition, written.end, written.batch if written.files else written.batch - 1)
 
 
-def _confirm_before_checkpoint(self: Taker, taken: Taken) -> None:
-    if taken.files:
-        self.log.commit(taken)
+def _confirm_before_checkpoint(self: BatchTaker, written: WrittenBatch) -> None:
+    if written.files:
+        self.log.commit(written)
         version = self.log.sync()
-        self.heads.move(self.name, taken.partition, Head(taken.batch, self.epoch, taken.end, version))
-    self.confirm(taken.partition, taken.end)
-    self._save(taken.partition, taken.end, taken.batch if taken.files else taken.batch - 1)
+        self.heads.move(self.name, written.partition, Head(written.batch, self.epoch, written.end, version))
+    self.confirm(written.partition, written.end)
+    self._save(written.partition, written.end, written.batch if written.files else written.batch - 1)
 
 
 def _resume_without_tail(
@@ -97,34 +97,36 @@ INGEST: tuple[Mutant, ...] = (
     Mutant(
         "checkpoint-before-sync",
         "a batch is checkpointed before it is durable",
-        ((Taker, "take", _checkpoint_before_sync),),
+        ((BatchTaker, "take", _checkpoint_before_sync),),
     ),
-    Mutant("head-before-sync", "the head moves before the batch is durable", ((Taker, "take", _head_before_sync),)),
+    Mutant(
+        "head-before-sync", "the head moves before the batch is durable", ((BatchTaker, "take", _head_before_sync),)
+    ),
     Mutant(
         "confirm-before-checkpoint",
         "the source may forget what no checkpoint has passed",
-        ((Taker, "take", _confirm_before_checkpoint),),
+        ((BatchTaker, "take", _confirm_before_checkpoint),),
     ),
     Mutant(
         "resume-without-tail",
         "the log is not asked where to resume",
-        ((take, "resume", _resume_without_tail),),
+        ((batch_taker, "resume", _resume_without_tail),),
     ),
     Mutant(
         "resume-forgets-repeats",
         "a second begin forgets that the log is ahead of the checkpoint",
-        ((take, "resume", _resume_forgets_repeats),),
+        ((batch_taker, "resume", _resume_forgets_repeats),),
         200,
     ),
     Mutant(
         "beginning-forgotten",
         "a partition without an event begins anew where its checkpoint is lost",
-        ((take, "resume", _beginning_forgotten),),
+        ((batch_taker, "resume", _beginning_forgotten),),
     ),
     Mutant(
         "passed-forgotten",
         "what was passed without an event is known to the checkpoint alone",
-        ((take, "resume", _passed_forgotten),),
+        ((batch_taker, "resume", _passed_forgotten),),
     ),
     Mutant(
         "fence-skipped",

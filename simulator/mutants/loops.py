@@ -10,8 +10,8 @@ from evermark.delivery.run.follower import Follower
 from evermark.delivery.run.live import LiveGroup
 from evermark.delivery.run.owner import DeliveryOwner
 from evermark.errors import EvermarkError
+from evermark.ingest.batch_taker import BatchTaker, WrittenBatch
 from evermark.ingest.owner import SourceOwner
-from evermark.ingest.take import Taken, Taker
 from evermark.runtime import Steps, Wake
 from simulator.mutants.mutant import Mutant
 
@@ -22,7 +22,7 @@ _repeated = DeliveryOwner._repeated
 
 
 def _reads_on(
-    self: SourceOwner, taker: Taker, active: Sequence[int], ends: Sequence[Wake], cuts: Sequence[Wake]
+    self: SourceOwner, taker: BatchTaker, active: Sequence[int], ends: Sequence[Wake], cuts: Sequence[Wake]
 ) -> Any:
     ending, _lost, *others = cuts
     return _read(self, taker, active, ends, (ending, *others))
@@ -41,7 +41,7 @@ def _never_ends(self: SourceOwner, wait_s: float, ending: Wake) -> Steps[None]:
 
 
 def _all_or_none(
-    taker: Taker, batches: Sequence[Taken], on_taken: Callable[[Taken], None], _feeds: object
+    taker: BatchTaker, batches: Sequence[WrittenBatch], on_taken: Callable[[WrittenBatch], None], _feeds: object
 ) -> dict[int, EvermarkError]:
     try:
         for taken in batches:

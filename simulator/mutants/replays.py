@@ -9,7 +9,7 @@ from typing import Any
 
 from evermark import predicate
 from evermark.cluster.fence import source_lease
-from evermark.delivery.base import Fate, Outcome, Subscription
+from evermark.delivery.model import Fate, Outcome, Subscription
 from evermark.delivery.replay import owner
 from evermark.delivery.replay import plan as replay
 from evermark.delivery.replay.memory import MemoryReplays
@@ -17,7 +17,7 @@ from evermark.delivery.replay.plan import Due, Replayed, ReplayWork, Request, Ro
 from evermark.delivery.replay.timeslice import TimeSlice
 from evermark.delivery.run import parked_retries
 from evermark.delivery.store.memory_parked import MemoryParked
-from evermark.ingest import take
+from evermark.ingest import batch_taker
 from simulator.mutants.mutant import Mutant
 
 _after_step = replay.after_step
@@ -74,7 +74,7 @@ def _asks_each_time(self: MemoryReplays, request: Request, epoch: int, *, partit
     return True
 
 
-def _over_when_suspended(target: Target, subscriptions: Mapping[str, Subscription], _now: datetime) -> str:
+def _over_when_suspended(target: Target, subscriptions: Mapping[str, Subscription], _now: datetime, **_: object) -> str:
     found = subscriptions.get(target.subscription)
     return "" if found is not None and found.failures == 0 else "the subscription is unwell"
 
@@ -152,7 +152,7 @@ REPLAYS: tuple[Mutant, ...] = (
     Mutant(
         "control-missed",
         "after a crash nobody looks for control events",
-        ((take, "controls_seen_to", _seen_to_the_tail),),
+        ((batch_taker, "controls_seen_to", _seen_to_the_tail),),
     ),
     Mutant(
         "control-asks-again",

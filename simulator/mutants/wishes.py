@@ -7,9 +7,9 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any, cast
 
-from evermark.delivery.base import Cursor, CursorVector, Subscription, SubscriptionSpec
 from evermark.delivery.decide import registration
 from evermark.delivery.decide.registration import Registration
+from evermark.delivery.model import Cursor, CursorVector, Subscription, SubscriptionSpec
 from evermark.delivery.ports import DeliveryStore
 from evermark.delivery.run.follower import Follower
 from evermark.delivery.run.live import LiveGroup

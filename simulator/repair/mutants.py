@@ -12,10 +12,10 @@ from evermark.ingest.repair import steps as repairer
 from evermark.ingest.repair.base import Recovery
 from evermark.ingest.repair.memory import MemoryRecoveries
 from evermark.ingest.repair.steps import Repairer
-from evermark.sources.base import Gap
+from evermark.sources.base import Gap, Whereabouts
 from evermark.sources.postgres import survey
 from evermark.sources.postgres.lsn import Position
-from evermark.sources.postgres.read.floor import Floor
+from evermark.sources.postgres.read.xmin_floor import XminFloor
 from evermark.sources.postgres.repair import steps
 from evermark.sources.postgres.repair.steps import Ending, NewSlot, OutboxRepair
 from evermark.sources.postgres.slots import Slot
@@ -30,7 +30,12 @@ _candidates = ModelServer.candidates
 _slot_trouble = survey._slot_trouble
 
 
-def _looks_before_the_slot(self: OutboxRepair, stopped: Callable[[], bool], left_at: str | None = None) -> Gap:
+def _looks_before_the_slot(
+    self: OutboxRepair,
+    stopped: Callable[[], bool],
+    left_at: str | None = None,
+    whereabouts: Callable[[], Whereabouts] | None = None,
+) -> Gap:
     self.close()
     server, found = self._server, self._server.look()
     server.repair_publication()
@@ -48,7 +53,7 @@ def _counts_what_was_noted_last(self: MemoryRecoveries, recovery: Recovery, logg
 
 
 def _closes_first(self: Repairer, recovery: Recovery, gap: Gap) -> None:
-    self.works.recoveries.close_gap(recovery, gap.position, self.epoch)
+    self.tools.recoveries.close_gap(recovery, gap.position, self.epoch)
     _close_gap(self, recovery, gap)
 
 
@@ -58,14 +63,14 @@ def _any_own_slot(own: Slot | None, spare: Slot | None, at: Position, place: Pos
     return Ending.RENAME if spare is not None else Ending.NOTHING
 
 
-def _proven_at_once(self: Floor, confirmed: int) -> int | None:
+def _proven_at_once(self: XminFloor, confirmed: int) -> int | None:
     if self.sample is None:
         return None
     floor, self.sample = self.sample.xmin, None
     return floor
 
 
-def _proven_by_the_newest(self: Floor, confirmed: int) -> int | None:
+def _proven_by_the_newest(self: XminFloor, confirmed: int) -> int | None:
     """As if whatever began before a sample had ended by then."""
     if self.sample is None or confirmed < self.sample.lsn:
         return None
@@ -141,11 +146,13 @@ MUTANTS: tuple[Mutant, ...] = (
         "a slot that somebody moved past us is read on from",
         ((survey, "_slot_trouble", _moved_unseen),),
     ),
-    Mutant("floor-at-once", "a floor is noted before all below it was taken", ((Floor, "proven", _proven_at_once),)),
+    Mutant(
+        "floor-at-once", "a floor is noted before all below it was taken", ((XminFloor, "proven", _proven_at_once),)
+    ),
     Mutant(
         "floor-above-the-open",
         "a floor is noted above transactions that are open",
-        ((Floor, "proven", _proven_by_the_newest),),
+        ((XminFloor, "proven", _proven_by_the_newest),),
     ),
     Mutant(
         "found-by-insert-place",

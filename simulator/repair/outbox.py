@@ -13,7 +13,7 @@ from evermark.errors import BusyError, EvermarkError
 from evermark.event import Seen, taken_batch
 from evermark.sources.base import Gap, Limit, Repair, Slice, Source
 from evermark.sources.postgres.lsn import Incarnation, Position
-from evermark.sources.postgres.read.floor import Floor, Sample
+from evermark.sources.postgres.read.xmin_floor import Sample, XminFloor
 from evermark.sources.postgres.repair.gap import OutboxGap
 from evermark.sources.postgres.repair.steps import NewSlot, OutboxRepair, RepairServer
 from evermark.sources.postgres.slots import Slot
@@ -38,7 +38,7 @@ class ModelOutbox(Source):
     keeper: Process
     sleep: Callable[[float], None]
     now: Callable[[], float]
-    _floors: dict[int, Floor] = field(default_factory=dict)
+    _floors: dict[int, XminFloor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._parts = self.place.parts()
@@ -79,15 +79,17 @@ class ModelOutbox(Source):
     def read(self, piece: Slice) -> Iterator[pa.RecordBatch]:
         start, end = Position.parse(piece.start), Position.parse(piece.end)
         upto = end.lsn + (1 if end.ordinal else 0)
-        rows = self.server.read(self._parts[piece.partition], start.lsn, upto)
+        read = self.server.read(self._parts[piece.partition], start.lsn, upto)
         # Judged last, as `SlotReader` does: what was lost or changed meanwhile is missing from what was read.
         self._require(piece.partition, start)
-        yield as_batch(rows, [start.incarnation.at(row.committed_at, row.ordinal) for row in rows])
+        placed = [(start.incarnation.at(row.committed_at, row.ordinal), row) for row in read]
+        mine = [(at, row) for at, row in placed if piece.start <= at < piece.end]  # a range may begin in a transaction
+        yield as_batch([row for _, row in mine], [at for at, _ in mine])
 
     def confirm(self, partition: int, end: str) -> None:
         part, at = self._parts[partition], Position.parse(end)
         self.server.advance(part.slot, at.lsn)
-        floor = self._floors.setdefault(partition, Floor())
+        floor = self._floors.setdefault(partition, XminFloor())
         proven = floor.proven(at.lsn)
         if proven is not None:
             self.server.note_floor(part.slot, proven)

@@ -5,23 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from evermark.delivery.base import SourcePartition
+from evermark.delivery.model import SourcePartition
 from evermark.errors import EvermarkError
+from evermark.ingest.batch_taker import BatchTaker, WrittenBatch
 from evermark.ingest.reading import ReadPlan
 from evermark.ingest.repair.base import Choice, Recovery
 from evermark.ingest.repair.steps import FoundFile, RepairTarget
-from evermark.ingest.take import Taken, Taker
 from evermark.log.read import within
 from evermark.runtime import Steps, Wake
 from evermark.sources.base import Gap
-from simulator.instance import Instance, SimSourceNews, SimWorks
+from simulator.instance import Instance, SimSourceObserver, SimTools
 from simulator.repair.outbox import ModelOutbox
 from simulator.repair.world import NAME, MendWorld
 from simulator.source import Row
 
 
-class RepairWorks(SimWorks):
-    """`SourceWorks` of an outbox whose slots may be lost."""
+class RepairTools(SimTools):
+    """`SourceTools` of an outbox whose slots may be lost."""
 
     def __init__(self, instance: Instance, world: MendWorld) -> None:
         super().__init__(instance, NAME)
@@ -34,8 +34,8 @@ class RepairWorks(SimWorks):
     def read(
         self,
         plan: ReadPlan,
-        taker: Taker,
-        on_taken: Callable[[Taken], None],
+        taker: BatchTaker,
+        on_taken: Callable[[WrittenBatch], None],
         ends: Sequence[Wake],
         cuts: Sequence[Wake],
     ) -> Steps[Mapping[int, EvermarkError]]:
@@ -69,7 +69,7 @@ class RepairWorks(SimWorks):
         return found
 
 
-class MendedNews(SimSourceNews):
+class RepairedObserver(SimSourceObserver):
     """A partition may stop when its gap was given up."""
 
     def __init__(self, instance: Instance, world: MendWorld) -> None:
@@ -79,7 +79,7 @@ class MendedNews(SimSourceNews):
     def may_stop(self, partition: int) -> bool:
         return self._repaired.may_give_up(partition)
 
-    def taken(self, taken: Taken) -> None: ...
+    def taken(self, taken: WrittenBatch) -> None: ...
 
     def closed(self, recovery: Recovery, gap: Gap, rows: int, ops: Mapping[str, int]) -> None:
         self._repaired.met["recovered"] += rows

@@ -11,7 +11,7 @@ from simulator.baton import Process
 from simulator.broken import Broken, require
 from simulator.instance import Instance, owner_of
 from simulator.mutants.mutant import Mutant
-from simulator.repair.owner import MendedNews, RepairWorks
+from simulator.repair.owner import RepairedObserver, RepairTools
 from simulator.repair.world import NAME, MendWorld, scenario_of
 from simulator.run import cut_off
 from simulator.scenario import scenario
@@ -69,7 +69,7 @@ def _operate(world: MendWorld) -> None:
                 instance = Instance(world, name, runs)
                 world.running[name] = instance
                 world.say(f"START {instance.name}", "")
-                owner = owner_of(instance, NAME, RepairWorks(instance, world), MendedNews(instance, world))
+                owner = owner_of(instance, NAME, RepairTools(instance, world), RepairedObserver(instance, world))
                 instance.runtime.spawn("source", owner.run)
         world.server.tick()
         world.people()

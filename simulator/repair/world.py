@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 from evermark.cluster.fence import source_lease
-from evermark.delivery.base import SourcePartition
+from evermark.delivery.model import SourcePartition
 from evermark.ingest.repair.base import TRIES_MAX, TRIES_WITHIN, Choice, Recovery, Step
 from evermark.secrets import Plain
 from evermark.sources.postgres.lsn import Position

@@ -86,6 +86,11 @@ class MemorySnapshots(Snapshots):
     def newest(self, table: str, *, is_native: bool = False) -> Manifest | None:
         return list(self._kept.values())[-1][0] if self._kept else None
 
+    def note_finished(self, manifest: Manifest, now_ms: int) -> None: ...
+
+    def is_offered(self, manifest: Manifest) -> bool:
+        return True
+
     def chunk(self, snapshot: str, number: int) -> bytes:
         if snapshot not in self._kept:
             raise NotFoundError("no such snapshot")

@@ -16,7 +16,7 @@ from evermark.errors import EvermarkError
 from evermark.replicas.diff import differences
 from evermark.replicas.event import Image, Version
 from evermark.replicas.members import merged_held
-from evermark.replicas.ranges import NOTHING, lacking
+from evermark.replicas.ranges import NOTHING, lacking, union
 from simulator.broken import Broken, require
 from simulator.mutants.mutant import Mutant
 from simulator.replicas.node import HOUR_MS, OFF_MS, TABLE, Link, Node
@@ -151,7 +151,7 @@ def _collect(world: World, node: Node) -> None:
     known = node.store.members()
     for name, other in world.nodes.items():
         if name in known and known[name].origin == other.store.identity()[0] not in node.store.evicted():
-            held = other.store.held(TABLE)
+            held = union(other.store.held(TABLE), node.store.lost(TABLE))  # what nobody holds is waited for no more
             early = [o for o, floor in done.floors.items() if held.get(o, NOTHING).contiguous < floor]
             require(not early, f"{node.name} collected events of {early} that {name} lacks")
     world.met["tombstones collected"] += done.tombstones

@@ -73,6 +73,8 @@ class EventFileWriter:
             self._writer.add_key_value_metadata(about)
 
     def write(self, batch: pa.RecordBatch) -> None:
+        if not batch.num_rows:
+            return  # Parquet has no empty row groups
         self._waiting.append(batch)
         self._rows_waiting += batch.num_rows
         self._bytes_waiting += batch.nbytes

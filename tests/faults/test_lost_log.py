@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import psycopg
 
 from evermark.log.read import FileRange, LogReader
 from evermark.testing.pipeline import Instance, Scene
+from evermark.testing.tails import tailing
 from evermark.testing.until import until
 
 PLAYBOOK = "docs/playbook.md, `The log is lost or damaged`"
@@ -48,6 +50,17 @@ class LostLog(Scene):
 
     def missing(self) -> list[str]:
         return [row["file"] for row in json.loads(self.run("log", "missing", "--json").stdout)]
+
+    def give_up(self, victim: Path, running: Instance) -> None:
+        """And a client of the live tail hears of it, once."""
+        with tailing(running) as tail:
+            until(lambda: any(f"the file {victim}" in each for each in tail.others), "the client is told why it waits")
+            assert len(tail.ids) == self.sold - 1 and tail.resyncs == []
+            victim.rename(self.folder / "aside")
+            self.run("log", "missing", "--give-up", "--yes")
+            until(lambda: tail.resyncs and len(tail.others) == 2, "the client is told, and goes on")
+            assert "events were given up" in "".join(tail.resyncs) and len(tail.resyncs) == 1
+            assert len(tail.ids) == self.sold - 1
 
     def replay(self) -> str:
         """Asks for one of everything, which sends nothing."""
@@ -134,8 +147,7 @@ def test_a_data_file_that_is_lost_or_damaged_is_put_back_or_given_up(tmp_path: P
         until(lambda: says(running, f"the file {victim} of the log is damaged"), "it is said")
         assert f"the file {victim} of the log is damaged" in shop.refused("log", "query", "select key, op from shop")
         assert shop.missing() == []
-        victim.rename(tmp_path / "aside")
-        shop.run("log", "missing", "--give-up", "--yes")
+        shop.give_up(victim, running)
         until(lambda: is_well(running), "health is healthy again")
         assert shop.delivered("slow") == shop.sold - 1
         assert "is being read by an instance" in shop.refused("checkpoint", "reset", "shop", "--from", "resync")
@@ -162,21 +174,32 @@ def test_a_data_file_that_is_lost_or_damaged_is_put_back_or_given_up(tmp_path: P
 
 
 def test_a_log_that_is_lost_whole_begins_anew_with_what_the_source_has(tmp_path: Path, pg_dsn: str) -> None:
-    """GIVEN a log whose folder is lost, and no copy WHEN it starts THEN that is said, and nothing is taken; WHEN its
-    checkpoint is reset THEN it goes on, and after a comparison all is there that the outbox has."""
+    """GIVEN a log whose folder is away WHEN it starts THEN that is said, nothing is taken, and nothing made in its
+    place; WHEN it is back THEN it goes on. WHEN it is lost, without a copy, and its checkpoint is reset THEN it goes
+    on, and after a comparison all is there that the outbox has."""
     with LostLog(tmp_path, pg_dsn) as shop:
         running = shop.up()
         shop.sell()
         shop.wait_confirmed()
         for _ in range(2):
             shop.sell()
+        shop.run("subscription", "pause", "slow")
+        shop.sell()
+        assert running.terminate() == 0
+        shop.log_folder.rename(tmp_path / "away")
+        shop.run("subscription", "resume", "slow")
+        shop.sell(waits=False)
+        running = shop.up()
+        until(lambda: is_so(running, "stale", f"{shop.log_folder} is gone"), "it is said that the log is gone")
+        assert f"{shop.log_folder} is gone" in shop.doctor()["resume"]["found"]
+        assert not shop.log_folder.exists()
+        (tmp_path / "away").rename(shop.log_folder)
+        for name in ("steady", "slow"):
+            shop.wait_for(name)
+        until(lambda: is_well(running), "health is healthy again")
         assert running.terminate() == 0
         shutil.rmtree(shop.log_folder)
-        running = shop.up()
-        until(lambda: running.health("shop/0").get("status") == "failed", "it stops")
-        assert "ends at batch 0, but batch" in running.health("shop/0")["reason"]
-        assert running.terminate() == 0
-        assert "ends at batch 0, but batch" in shop.doctor()["resume"]["found"]
+        assert "is gone" in shop.doctor()["resume"]["found"]
 
         shop.run("checkpoint", "reset", "shop")
         running = shop.up()
@@ -187,4 +210,62 @@ def test_a_log_that_is_lost_whole_begins_anew_with_what_the_source_has(tmp_path:
         running = shop.up()
         until(lambda: sorted(shop.logged()) == sorted(shop.committed()), "the log has all that the outbox has")
         shop.sell()
+        assert running.terminate() == 0
+
+
+def test_a_log_whose_newest_commits_are_missing_is_passed_by_nobody(tmp_path: Path, pg_dsn: str) -> None:
+    """GIVEN a log without its newest commits, and a subscription and a replay that have to read them WHEN it starts
+    THEN the source stops, both wait, and it is said of the subscription; WHEN the log is put back whole THEN all go on,
+    and nothing was passed over."""
+    with LostLog(tmp_path, pg_dsn) as shop:
+        running = shop.up()
+        shop.sell()
+        shop.wait_for("slow")
+        shop.run("subscription", "pause", "slow")
+        for _ in range(3):
+            shop.sell()
+        assert running.terminate() == 0
+        shutil.copytree(shop.log_folder, tmp_path / "kept")
+        for commit in sorted((shop.log_folder / "_delta_log").glob("*.json"))[-2:]:
+            commit.unlink()
+        replay = shop.replay()
+        shop.run("subscription", "resume", "slow")
+        running = shop.up()
+        until(lambda: running.health("shop/0").get("status") == "failed", "it stops")
+        assert "but batch 4 was taken" in running.health("shop/0")["reason"]
+        until(lambda: says(running, "subscription slow: the log of shop/0 ends at batch"), "it is said")
+        assert shop.replayed(replay)["state"] == "waiting"
+        assert running.terminate() == 0
+        shutil.rmtree(shop.log_folder)
+        (tmp_path / "kept").rename(shop.log_folder)
+        running = shop.up()
+        shop.wait_for("slow")
+        until(lambda: shop.replayed(replay)["state"] == "done", "the replay has gone on")
+        until(lambda: is_well(running), "health is healthy again")
+        assert running.terminate() == 0
+
+
+def test_a_data_folder_that_is_put_back_from_a_backup_takes_what_came_since(tmp_path: Path, pg_dsn: str) -> None:
+    """GIVEN a copy of the whole data folder, and events since, of which the outbox noted that the log has them WHEN the
+    copy takes the folder's place THEN they are taken once more from the outbox, which still has them."""
+    with LostLog(tmp_path, pg_dsn) as shop:
+        running = shop.up()
+        shop.sell()
+        shop.wait_confirmed()
+        assert running.terminate() == 0
+        data, backup = shop.folder / "data", tmp_path / "backup"
+        subprocess.run(["cp", "-a", data, backup], check=True)  # State's files may belong to another user
+        running = shop.up()
+        for _ in range(3):
+            shop.sell()
+        shop.wait_confirmed()
+        with psycopg.connect(shop.dsn, autocommit=True) as conn:  # as the reader does every five minutes
+            noted = "select pgstream.note_floor(slot, pg_snapshot_xmin(pg_current_snapshot())) from pgstream.readers"
+            conn.execute(noted)
+        assert running.terminate() == 0
+        shutil.rmtree(data)
+        backup.rename(data)
+        running = shop.up()
+        until(lambda: sorted(shop.logged()) == sorted(shop.committed()), "the log has all that the outbox has")
+        until(lambda: is_well(running), "health is healthy again")
         assert running.terminate() == 0

@@ -14,11 +14,11 @@ from evermark.testing.chaos_mongo import primaries_killed
 from evermark.testing.commands import REAL
 from evermark.testing.mongo_shop import MongoScene, MongoWriter
 from evermark.testing.mongods import FORGETFUL, MongoReplicaSet, forget, mongo_replica_set
-from evermark.testing.pipeline import died_by_itself
+from evermark.testing.pipeline import died_by_itself, some_of
 from evermark.testing.until import until
 
 REPAIR_POINTS = ("repair.opened", "repair.found", "log.committed", "head.moved", "repair.closed", "repair.done")
-REPAIR_POINTS_A_RUN = 2  # a start takes nine seconds of processor
+KILLS_A_RUN = 2
 
 
 def test_a_killed_reader_goes_on_where_the_log_ends(mongo_server: MongoReplicaSet, tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ def test_history_lost_while_nobody_read_is_repaired_by_itself_with_a_death_on_th
         orders.insert_one({"_id": "new"})
         _forget_all(servers)
 
-        kills = sorted(random.Random(seed).sample(REPAIR_POINTS, REPAIR_POINTS_A_RUN), key=REPAIR_POINTS.index)
+        kills = some_of(REPAIR_POINTS, KILLS_A_RUN, seed)
         for number, point in enumerate(kills):
             died_by_itself(scene.up(point))
             orders.update_one({"_id": number}, {"$inc": {"n": 1}})  # of a partition that is repaired already, or not

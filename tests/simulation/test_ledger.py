@@ -10,7 +10,7 @@ from functools import cache
 
 import pytest
 
-from evermark.delivery.base import Cursor, Fate, SourcePartition, SubscriptionSpec, SubscriptionState
+from evermark.delivery.model import Cursor, Fate, SourcePartition, SubscriptionSpec, SubscriptionState
 from evermark.log.base import Append
 from simulator.__main__ import LEDGER, main
 from simulator.baton import Baton, Process, SimLock

@@ -25,7 +25,7 @@ def test_every_replay_reaches_its_handlers_and_disturbs_nobody() -> None:
         assert not ran.failure, f"seed {seed}: {ran.failure}\n{ran.trace}"
         met.update(ran.met)
     ends = [f"replay {state}" for state in (ReplayState.DONE, ReplayState.CANCELLED, ReplayState.FAILED)]
-    wanted = ("replayed", "replays.register", "replays.ask", "replays.end_target", "replays.cleared", *ends)
+    wanted = ("replayed", "replays.register", "replays.request", "replays.end_target", "replays.cleared", *ends)
     assert not [what for what in wanted if not met[what]], met
 
 

@@ -30,11 +30,15 @@ def test_every_node_ends_with_the_same_rows(capsys: pytest.CaptureFixture[str]) 
 
 
 def test_seeds_come_upon_what_they_are_for() -> None:
-    """GIVEN two seeds of full lives THEN every fault and every way back has happened in them."""
-    met = once(2).met + once(4).met
+    """GIVEN some seeds of full lives THEN every fault and every way back has happened in them."""
     wanted = ("restored", "snapshot", "quarantined", "evicted", "isolated", "Crash", "UnreachableError", "rollback")
     collected = ("events collected", "tombstones collected")
-    assert not [what for what in (*wanted, *collected, "stepped", "relinked", "push") if not met[what]], met
+    missing = {*wanted, *collected, "stepped", "relinked", "push"}
+    for seed in range(4 * SEEDS):
+        missing = {what for what in missing if not once(seed).met[what]}
+        if not missing:
+            return
+    assert not missing
 
 
 def test_same_seed_gives_the_same_run() -> None:

@@ -13,7 +13,7 @@ SOURCES = ROOT / "src" / "evermark"
 _HIT = re.compile(r'failpoint\.hit\("([^"]+)"\)')
 _NAME = re.compile(r"`([a-z_]+\.[a-z_]+)`")
 # Walked over as a whole by `make chaos`.
-WALKED = {*failpoint.FLOW, *failpoint.MEND}
+WALKED = {*failpoint.FLOW, *failpoint.MEND, *failpoint.COPY}
 
 
 def _rows() -> list[list[str]]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from evermark.errors import ConfigError, DeniedError, FormatError
@@ -40,7 +40,6 @@ def sent(value: T) -> T:
 
 
 @given(text=st.text(st.characters(exclude_categories=()), max_size=500))
-@settings(max_examples=200, deadline=None)
 def test_any_text_comes_back_out_of_the_box(box: SecretBox, text: str) -> None:
     """Sealing loses nothing, whatever characters the text has."""
     sealed = box.seal(text)
@@ -49,7 +48,6 @@ def test_any_text_comes_back_out_of_the_box(box: SecretBox, text: str) -> None:
 
 
 @given(text=st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=12, max_size=200))
-@settings(max_examples=200, deadline=None)
 def test_a_sealed_text_never_contains_the_plain_text(box: SecretBox, text: str) -> None:
     """Neither the sealed text, nor its pickle or repr, show what was sealed."""
     sealed = Sealed.seal(text, box)
@@ -94,7 +92,6 @@ def test_a_wrong_key_is_told_clearly_and_shows_nothing(
 
 
 @given(data=st.data())
-@settings(max_examples=100, deadline=None)
 def test_a_changed_sealed_text_never_opens(box: SecretBox, sealed: str, data: st.DataObject) -> None:
     """Any changed character is found: as damage, as another key, or as no sealed text at all."""
     at = data.draw(st.integers(0, len(sealed) - 1))

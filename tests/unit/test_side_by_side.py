@@ -21,6 +21,7 @@ from tests.side_by_side import (
     Runner,
     folders_in_memory,
 )
+from tests.turns import LONG, TURNS, resting, turn_of
 
 SAID = 'import sys; print("1.50s call     tests/x.py::slow"); print(sys.argv[1]); sys.exit(int(sys.argv[2]))'
 
@@ -40,6 +41,25 @@ def test_every_file_of_tests_is_in_one_part() -> None:
     )
     assert set(files) == set((ROOT / "tests").rglob("test_*.py"))
     assert max(files.values()) == 1
+
+
+def test_three_turns_in_a_row_run_every_long_test() -> None:
+    """GIVEN any turn WHEN it and the next two have run THEN each long test ran once; all, where all are asked for."""
+    every = {f"tests/{file}::{name}" for row in LONG for file, name in row}
+    assert {len(row) for row in LONG} == {TURNS}
+    for first in (0, 1, 1080):
+        ran = Counter(test for turn in range(first, first + TURNS) for test in every.difference(resting(turn)))
+        assert ran == Counter(every)
+    assert resting(turn_of({"TURN": "all"})) == []
+    assert len(resting(turn_of({"TURN": "7"}))) == len(resting(turn_of({}))) == len(every) * (TURNS - 1) // TURNS
+    with pytest.raises(SystemExit, match="neither a number nor 'all'"):
+        turn_of({"TURN": "some"})
+
+
+def test_every_long_test_is_there() -> None:
+    """A name that no test has any more would rest for ever unnoticed: it would run each time."""
+    for file, name in (test for row in LONG for test in row):
+        assert f"def {name.partition('[')[0]}(" in (ROOT / "tests" / file).read_text(), name
 
 
 def test_the_names_of_failed_tests_come_last(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from decimal import Decimal
 from typing import Any, NoReturn
 
 VERSION = 1
@@ -58,7 +59,7 @@ def parse(body: bytes, webhook_id: str | None) -> Delivery:
     `webhook-id`, `<event id>.<replay id>`.
     """
     try:
-        decoded = json.loads(body, parse_constant=_refuse_constant)
+        decoded = _decoded(body)
     except (ValueError, RecursionError):
         raise BodyError("the body is not JSON") from None
     if not isinstance(decoded, dict):
@@ -69,6 +70,23 @@ def parse(body: bytes, webhook_id: str | None) -> Delivery:
     if not isinstance(items, list) or not items:
         raise BodyError("`events` is not a list of events")
     return Delivery(tuple(_event(item, None) for item in items), bundle=True)
+
+
+def _decoded(body: bytes) -> Any:
+    try:
+        return json.loads(body, parse_constant=_refuse_constant)
+    except json.JSONDecodeError:
+        raise
+    except ValueError:  # a number too long for `int`: looked for only now, as to look at each costs time
+        return json.loads(body, parse_int=_whole, parse_constant=_refuse_constant)
+
+
+def _whole(digits: str) -> int | Decimal:
+    """Python makes no int of more than 4300 digits; JSON of a database may have one."""
+    try:
+        return int(digits)
+    except ValueError:
+        return Decimal(digits)
 
 
 def _refuse_constant(name: str) -> NoReturn:

@@ -18,8 +18,8 @@ from evermark.cluster.kinds import LeaseConfig, open_leases
 from evermark.cluster.liveness import this_process
 from evermark.cluster.members import member_of
 from evermark.config import BotConfig, Config
-from evermark.delivery.base import SourcePartition, SubscriptionSpec
 from evermark.delivery.decide.retry import EndpointLimits
+from evermark.delivery.model import SourcePartition, SubscriptionSpec
 from evermark.delivery.replay.postgres import PostgresReplays
 from evermark.delivery.store.postgres import PostgresDelivery
 from evermark.delivery.store.postgres_bots import bot_inboxes, bot_users, bot_users_version

@@ -15,17 +15,18 @@ from evermark.app.build import Stores
 from evermark.app.failovers import Failovers
 from evermark.cluster.fence import deliver_lease
 from evermark.cluster.holding import Candidate, Share
-from evermark.delivery.base import Fate, KeyWanted, Outcome, SourcePartition, SubscriptionState
 from evermark.delivery.decide.answers import Verdict
 from evermark.delivery.decide.shards import FIRST
-from evermark.delivery.replay.plan import Due, Replay, Replayed, Target, TargetState, running_windows
+from evermark.delivery.model import Fate, KeyWanted, Outcome, SourcePartition, SubscriptionState
+from evermark.delivery.replay.plan import Due, Replay, Replayed, ReplayState, TargetState, running_windows
 from evermark.delivery.run.live import HandoverLimits
-from evermark.delivery.run.owner import BothDeliverer, DeliveryLimits, DeliveryOwner, DeliveryWorks
+from evermark.delivery.run.owner import BothDeliverer, DeliveryLimits, DeliveryOwner, DeliveryTools
 from evermark.delivery.run.parked_retries import Tried
 from evermark.delivery.status import Account, accounts, durable_heads, kept_for, least_cursors
 from evermark.delivery.webhook.base import Answer, Sink
 from evermark.delivery.work import Span
-from evermark.errors import EvermarkError
+from evermark.errors import EvermarkError, FormatError, NotFoundError
+from evermark.log.opened import GONE_HINT
 from evermark.log.read import FileRange, LogReader
 from evermark.observe.health import HealthBoard
 from evermark.observe.logging import get_logger
@@ -50,18 +51,35 @@ class DeploymentLog:
         self._d = deployment
         self._readers: dict[str, LogReader] = {}
         self._seen: dict[SourcePartition, tuple[int, datetime]] = {}
+        self._taken: dict[str, dict[int, int]] = {}  # the last batches that State knew when it was asked last
         self._lock = threading.Lock()
 
     def heads(self) -> Mapping[SourcePartition, tuple[int, datetime]]:
         now = datetime.now(UTC)
         with self._lock:
+            taken: dict[str, dict[int, int]] = {}
             for place, batch in durable_heads(self._d.heads, self._d.sources).items():
+                taken.setdefault(place.source, {})[place.partition] = batch
                 if self._seen.get(place, (-1, now))[0] != batch:
                     self._seen[place] = (batch, now)
+            self._taken = taken
             return dict(self._seen)
 
     def files(self, source: str) -> list[FileRange]:
-        return self.reader(source).files()
+        """Raises `FormatError` where the log does not reach its head."""
+        with self._lock:
+            taken = {partition: batch for partition, batch in self._taken.get(source, {}).items() if batch}
+        reader = self.reader(source)
+        try:
+            files = reader.files()
+        except NotFoundError as error:
+            if not taken:
+                raise
+            said = f"the log at {reader.folder} is gone: batch {max(taken.values())} was in it"
+            raise FormatError(said, hint=GONE_HINT) from error
+        for partition, batch in taken.items():
+            reader.require_whole(partition, batch, f"{source}/{partition}")
+        return files
 
     def reader(self, source: str) -> LogReader:
         with self._lock:
@@ -209,8 +227,8 @@ class DeploymentReport(DeliveryReport):
     def stuck(self, place: SourcePartition, subscription: str | None, error: EvermarkError) -> None:
         self._stands(place.source, self._delivery_of(place), _who(subscription), error)
 
-    def replay_stuck(self, due: Due, error: EvermarkError) -> None:
-        self._stands(due.replay.request.source, _REPLAYS, _whose(due.replay, due.target), error)
+    def replay_stuck(self, replay: Replay, subscription: str | None, error: EvermarkError) -> None:
+        self._stands(replay.request.source, _REPLAYS, _whose(replay, subscription), error)
 
     def _stands(self, source: str, what: str, who: str, error: EvermarkError) -> None:
         with self._telling_stuck:
@@ -275,9 +293,10 @@ class DeploymentReport(DeliveryReport):
         if self._shard == FIRST:
             self._failovers.look(heads)
 
-    def replaying(self, running: list[Replay]) -> None:
-        self._board.replaying(running_windows(running))
-        self._without_ended(running)
+    def replaying(self, replays: list[Replay]) -> None:
+        self._board.replaying(running_windows(replays))
+        self._without_ended(replays)
+        running = (replay for replay in replays if replay.state is ReplayState.RUNNING)
         counts, shown = Counter(replay.request.source for replay in running), self._replays_shown
         if counts == shown:
             return
@@ -292,21 +311,23 @@ class DeploymentReport(DeliveryReport):
         if outcome.parked:
             self._metrics.parked.labels(name).inc(len(outcome.parked))
         if self._stuck:
-            self._goes_on(due.replay.request.source, _REPLAYS, _whose(due.replay, due.target))
+            self._goes_on(due.replay.request.source, _REPLAYS, _whose(due.replay, name))
 
-    def _without_ended(self, running: Sequence[Replay]) -> None:
-        """A replay that was cancelled, or given up, stands before nothing any more."""
+    def _without_ended(self, replays: Sequence[Replay]) -> None:
+        """A replay that was cancelled, or given up, stands before nothing any more, and one that runs has started."""
         if not self._stuck:
             return  # the usual case
-        left = {_whose(replay, t) for replay in running for t in replay.targets if t.state is TargetState.RUNNING}
+        left = {_whose(each, None) for each in replays if each.state is ReplayState.WAITING}
+        targets = ((each, target) for each in replays for target in each.targets)
+        left |= {_whose(each, t.subscription) for each, t in targets if t.state is TargetState.RUNNING}
         with self._telling_stuck:
             stood = {source: set(mine) for (source, what), mine in self._stuck.items() if what == _REPLAYS}
         for source, those in stood.items():
             self._goes_on(source, _REPLAYS, *(those - left))
 
 
-def _whose(replay: Replay, target: Target) -> str:
-    return f"replay {replay.id} for subscription {target.subscription}"
+def _whose(replay: Replay, subscription: str | None) -> str:
+    return f"replay {replay.id}" + (f" for subscription {subscription}" if subscription is not None else "")
 
 
 def _who(subscription: str | None) -> str:
@@ -346,7 +367,7 @@ class DeliveryRunner:
         self._shard, self._board, self._metrics = shard, board, metrics
         self.hangs: str | None = None  # why the lease was let go of, if its loop hangs: the lane has to end
         view = DeploymentLog(deployment)
-        works = DeliveryWorks(
+        tools = DeliveryTools(
             deployment.delivery.of_shard(shard),
             deployment.replays,
             view,
@@ -359,7 +380,7 @@ class DeliveryRunner:
             os.cpu_count() or 1,
         )
         self._owner = DeliveryOwner(
-            works,
+            tools,
             DeploymentReport(deployment, view, board, metrics, shard),
             Candidate(
                 deployment.leases,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from evermark.app.build import Stores
 from evermark.cluster.fence import DELIVER_LEASE
-from evermark.delivery.base import BEGINNING, Cursor, CursorVector, SourcePartition, Subscription, SubscriptionState
+from evermark.delivery.model import BEGINNING, Cursor, CursorVector, SourcePartition, Subscription, SubscriptionState
 from evermark.delivery.store.stream_status import Failover, PostgresStatus
 from evermark.delivery.tail.wish import Wish, Wishes
 from evermark.log.pieces import PieceReader

@@ -16,12 +16,13 @@ from evermark.app.source_monitor import SourceMonitor
 from evermark.breaker import BreakerState
 from evermark.cluster.fence import alone, source_lease
 from evermark.cluster.holding import Candidate, LeaseKeeper, Share
-from evermark.delivery.base import Cursor, SourcePartition
+from evermark.delivery.model import Cursor, SourcePartition
 from evermark.delivery.replay.owner import RequestDesk
 from evermark.delivery.work import Span
 from evermark.errors import EvermarkError, NotFoundError, known
 from evermark.event import Seen
-from evermark.ingest.checkpoint_saver import SavingNews
+from evermark.ingest.batch_taker import BatchTaker, WrittenBatch
+from evermark.ingest.checkpoint_saver import SavingObserver
 from evermark.ingest.copying.requests import CopyRequests
 from evermark.ingest.copying.steps import Copier
 from evermark.ingest.dedup import RecentIds
@@ -31,14 +32,13 @@ from evermark.ingest.reading import ReadPlan, Seats, SourceReading
 from evermark.ingest.repair.base import Choice, Recovery
 from evermark.ingest.repair.steps import FoundFile, RepairTarget
 from evermark.ingest.repair.watch import RecoveryWatch
-from evermark.ingest.take import Taken, Taker
 from evermark.log.append import DeltaLog
 from evermark.log.disk import require_room
 from evermark.log.head import durable_version
 from evermark.log.maintenance import EVERY_S_MIN, Maintenance, is_unwell, next_round_s
 from evermark.log.opened import lost
 from evermark.log.read import FileRange, LogReader
-from evermark.log.torn import set_aside_torn, torn_checkpoints
+from evermark.log.torn import set_aside_torn, torn_delta_checkpoints
 from evermark.observe.health import HANGING_HINT, HealthBoard, PartitionHealth
 from evermark.observe.logging import get_logger
 from evermark.observe.metrics import Metrics
@@ -70,8 +70,8 @@ class Tasks(Protocol):
 
 
 @dataclass(eq=False)
-class LaneWorks:
-    """`SourceWorks` of one source: its log is a Delta table; the source is read here, or by tasks side by side."""
+class LaneTools:
+    """`SourceTools` of one source: its log is a Delta table; the source is read here, or by tasks side by side."""
 
     deployment: Stores
     tasks: Tasks
@@ -94,7 +94,7 @@ class LaneWorks:
         self.prepared = self.runtime.wake()
         recent = self.deployment.reading.recent
         self._recent = RecentIds(recent, self.runtime.monotonic) if recent is not None else None
-        self.saving: SavingNews = SavingNews()
+        self.saving: SavingObserver = SavingObserver()
         self._rows_before: int | None = None
 
     def warm(self) -> None:
@@ -103,7 +103,7 @@ class LaneWorks:
             self._opened = DeltaLog(self._folder)
             self._opened.sync()
         self.newest(self._source.partitions())
-        torn_checkpoints(self._folder)
+        torn_delta_checkpoints(self._folder)
 
     def prepare(self) -> None:
         if self._recent is not None:
@@ -121,11 +121,14 @@ class LaneWorks:
     def require_room(self) -> None:
         require_room(self._folder)
 
-    def open_log(self, epoch: int) -> tuple[DeltaLog, Taker]:
-        log, self._opened = self._opened or DeltaLog(self._folder), None
+    def open_log(self, epoch: int) -> tuple[DeltaLog, BatchTaker]:
+        # A log that is away with its disk is not begun anew: what is taken into an empty table would hide it.
+        heads = self.deployment.heads.load(self.name).values() if self._opened is None else ()
+        taken = max((head.batch for head in heads), default=0)
+        log, self._opened = self._opened or DeltaLog(self._folder, taken=taken), None
         self._used = self._used or log
         ignored = self.metrics.controls_ignored.labels(self.name)
-        taker = Taker(
+        taker = BatchTaker(
             self.name,
             epoch,
             self._source,
@@ -148,8 +151,8 @@ class LaneWorks:
     def read(
         self,
         plan: ReadPlan,
-        taker: Taker,
-        on_taken: Callable[[Taken], None],
+        taker: BatchTaker,
+        on_taken: Callable[[WrittenBatch], None],
         ends: Sequence[Wake],
         cuts: Sequence[Wake],
     ) -> Steps[Mapping[int, EvermarkError]]:
@@ -166,8 +169,8 @@ class LaneWorks:
             # Reading that goes on with other partitions knows how much there is: its first batch needs no job of Spark.
             self._rows_before = reading.rows_before
 
-    def _with_cache_shown(self, on_taken: Callable[[Taken], None]) -> Callable[[Taken], None]:
-        def show(taken: Taken) -> None:
+    def _with_cache_shown(self, on_taken: Callable[[WrittenBatch], None]) -> Callable[[WrittenBatch], None]:
+        def show(taken: WrittenBatch) -> None:
             on_taken(taken)
             if self._recent is not None:
                 self.metrics.dedup_cache.labels(self.name).set(len(self._recent))
@@ -193,11 +196,11 @@ class LaneWorks:
 
 
 @dataclass(eq=False)
-class SourceRunner(SavingNews):
-    """A source that is owned or stood by for: its owner's news are reported, its log is maintained beside it."""
+class SourceRunner(SavingObserver):
+    """A source that is owned or stood by for: what its owner tells is reported, its log is maintained beside it."""
 
     deployment: Stores
-    works: LaneWorks
+    tools: LaneTools
     name: str
     board: HealthBoard
     metrics: Metrics
@@ -228,10 +231,10 @@ class SourceRunner(SavingNews):
         self._copy_log = get_logger(source=self.name, part="copy")
         limits = IngestLimits(breaker=self.deployment.reading.breaker)
         self._owner = SourceOwner(
-            self.name, self._source, self.works, self, candidate, limits, self._source.divisible(), self._copier,
+            self.name, self._source, self.tools, self, candidate, limits, self._source.divisible(), self._copier,
             self.watch,
         )  # fmt: skip
-        self.works.saving = self
+        self.tools.saving = self
         self._released = self.runtime.wake()
         self._monitor: SourceMonitor | None = None
         self._owned_leases: list[str] = []
@@ -271,7 +274,7 @@ class SourceRunner(SavingNews):
         for partition in self._owner.owned_partitions():
             self.board.put(self.name, partition, PartitionHealth.STALE, reason, HANGING_HINT)
 
-    # news of the owner
+    # as observer of the owner
 
     def standby(self) -> None:
         self.board.store_back(self.name)
@@ -295,6 +298,7 @@ class SourceRunner(SavingNews):
         if 0 not in owned:
             return  # what is done once for a source is done where its first partition is read
         released = self._released = self.runtime.wake()
+        self.tools.prepared.clear()  # by the owner before, who may have been this process
         self.runtime.loop(f"maintenance {self.name}", self._maintain(released))
         self._monitor = SourceMonitor(self._source, self.name, self.board, self.metrics, self.runtime)
         self._monitor.start()
@@ -324,7 +328,7 @@ class SourceRunner(SavingNews):
         state = PartitionHealth.FAILED if again_in_s is None else PartitionHealth.STALE
         self.board.put(self.name, partition, state, error.message, error.hint)
 
-    def taken(self, taken: Taken) -> None:
+    def taken(self, taken: WrittenBatch) -> None:
         rows, partition = taken.rows, taken.partition
         self.board.seen(self.name, partition, rows, datetime.now(UTC))
         if taken.duplicates:
@@ -339,7 +343,7 @@ class SourceRunner(SavingNews):
         place, begun = SourcePartition(self.name, partition), Cursor(taken.batch - 1)
         self.delivery.on_span(Span(place, begun, taken.batch, paths, rows, exact=True, fresh=taken.fresh))
 
-    # news of saving checkpoints
+    # as observer of saved checkpoints
 
     def saved(self, partition: int, took_s: float) -> None:
         self.metrics.checkpoints_saved.labels(self.name, partition).inc()
@@ -368,7 +372,7 @@ class SourceRunner(SavingNews):
         for state in BreakerState:
             self.metrics.breaker.labels(of, self.name, state.value).set(state is breaker)
 
-    # news of repairing
+    # as observer of repairs
 
     def opened(self, recovery: Recovery, error: EvermarkError) -> None:
         partition = recovery.partition
@@ -383,7 +387,7 @@ class SourceRunner(SavingNews):
         partition, gaps = recovery.partition, self.deployment.reading.gaps
         now = recovery.opened_at
         try:
-            last = self.works.newest([partition]).get(partition)
+            last = self.tools.newest([partition]).get(partition)
             large = last is not None and gaps.is_large(last.event_time or last.at, now)
             is_news = large and self.deployment.recoveries.set_large(recovery)
         except Exception as error:  # noqa: BLE001 - asked again with the next try to close it
@@ -445,7 +449,7 @@ class SourceRunner(SavingNews):
             return None
         every_s = self._owner.limits.look_every_s
         copier = Copier(
-            self.name, epoch, copying, self.works, self, self.runtime, self._copy_log, every_s, busy, step_down
+            self.name, epoch, copying, self.tools, self, self.runtime, self._copy_log, every_s, busy, step_down
         )
         if self.requests is not None:
             self.requests.watch(self.name, copier.asked)
@@ -476,8 +480,8 @@ class SourceRunner(SavingNews):
         return self.delivery.least_cursors(self.name) if self._owner.may_retain() else {}
 
     def _maintain(self, released: Wake) -> Steps[None]:
-        while not any_set((released, self.works.prepared)):  # not over commits that are about to be set aside
-            yield Pause(EVERY_S_MIN, (released, self.works.prepared))
+        while not any_set((released, self.tools.prepared)):  # not over commits that are about to be set aside
+            yield Pause(EVERY_S_MIN, (released, self.tools.prepared))
         maintenance, every_s = Maintenance(self._folder, self.deployment.retention), EVERY_S_MIN
         while True:
             if every_s > EVERY_S_MIN:

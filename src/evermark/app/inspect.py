@@ -14,7 +14,8 @@ from evermark.errors import EvermarkError, FormatError, GapError, NotFoundError
 from evermark.event import Seen
 from evermark.ingest.repair.base import Recovery, Step, exhausted, may_open
 from evermark.ingest.repair.postgres import Recoveries
-from evermark.ingest.resume import require_whole
+from evermark.log.head import Head
+from evermark.log.opened import gone, require_whole
 from evermark.log.read import LogReader
 from evermark.observe.finding import Finding, ok, warning, wrong
 from evermark.sources.base import Source
@@ -28,13 +29,19 @@ _LOOKS_MAX = 10
 
 @dataclass(frozen=True)
 class PartitionStatus:
-    """One partition. `trouble` is why it cannot be read on from its checkpoint."""
+    """One partition. `trouble` is why it cannot be read on from its checkpoint, or without one from its head."""
 
     partition: int
     checkpoint: Checkpoint | None
     trouble: EvermarkError | None
     repairable: bool
     past: tuple[Recovery, ...]  # recoveries, the newest first, the current included
+    head: Head | None = None
+
+    @property
+    def position(self) -> str | None:
+        """Where reading goes on; None: it has never begun."""
+        return _position(self.checkpoint, self.head)
 
     @property
     def current(self) -> Recovery | None:
@@ -51,22 +58,32 @@ def statuses(
     source: Source,
     name: str,
     checkpoints: Callable[[], Mapping[int, Checkpoint]],
+    heads: Callable[[], Mapping[int, Head]],
     recoveries: Recoveries,
     log_folder: Place,
 ) -> list[PartitionStatus]:
-    """`checkpoints` is asked again while an instance reads the source: what it finds must be of one moment."""
+    """`checkpoints` and `heads` are asked again while an instance reads the source: it must be of one moment."""
     past = recoveries.past(name)
     partitions = list(source.partitions())
     log = LogReader(log_folder)
-    seen = newest(log, partitions, past)
     found: list[PartitionStatus] = []
     for partition in partitions:
-        checkpoint, trouble = _trouble(source, partition, checkpoints, seen.get(partition))
-        if trouble is None and checkpoint is not None:
-            trouble = _set_back(log, partition, checkpoint.batch, f"{name}/{partition}")
+        seen, unread = _newest(log, partition, past)
+        checkpoint, head, trouble = _trouble(source, partition, checkpoints, heads, seen)
+        if trouble is None:
+            taken = max(each.batch if each is not None else 0 for each in (checkpoint, head))
+            trouble = _set_back(log, partition, taken, f"{name}/{partition}") or unread
         mine = tuple(r for r in past if r.partition == partition)
-        found.append(PartitionStatus(partition, checkpoint, trouble, source.repair(partition) is not None, mine))
+        found.append(PartitionStatus(partition, checkpoint, trouble, source.repair(partition) is not None, mine, head))
     return found
+
+
+def _newest(log: LogReader, partition: int, past: Sequence[Recovery]) -> tuple[Seen | None, EvermarkError | None]:
+    """Its last event; or why the file that holds it cannot be read, which an owner that begins would meet, too."""
+    try:
+        return newest(log, [partition], past).get(partition), None
+    except FormatError as error:
+        return None, error
 
 
 def newest(log: LogReader, partitions: Sequence[int], past: Sequence[Recovery]) -> dict[int, Seen]:
@@ -83,34 +100,44 @@ def newest(log: LogReader, partitions: Sequence[int], past: Sequence[Recovery]) 
     return found
 
 
+def _position(checkpoint: Checkpoint | None, head: Head | None) -> str | None:
+    if checkpoint is not None:
+        return checkpoint.position
+    return (head.passed_to or head.position) if head is not None else None  # as an owner would (`ingest.resume`)
+
+
 def _trouble(
-    source: Source, partition: int, checkpoints: Callable[[], Mapping[int, Checkpoint]], seen: Seen | None
-) -> tuple[Checkpoint | None, EvermarkError | None]:
-    """A partition's checkpoint, and why it cannot be read on from there."""
+    source: Source,
+    partition: int,
+    checkpoints: Callable[[], Mapping[int, Checkpoint]],
+    heads: Callable[[], Mapping[int, Head]],
+    seen: Seen | None,
+) -> tuple[Checkpoint | None, Head | None, EvermarkError | None]:
+    """A partition's checkpoint and head, and why it cannot be read on from there."""
     checkpoint: Checkpoint | None = None
+    head: Head | None = None
 
     def load() -> dict[int, str]:
-        nonlocal checkpoint
-        checkpoint = checkpoints().get(partition)
-        return {partition: checkpoint.position} if checkpoint is not None else {}
+        nonlocal checkpoint, head
+        checkpoint, head = checkpoints().get(partition), heads().get(partition)
+        position = _position(checkpoint, head)
+        return {partition: position} if position is not None else {}
 
     try:
         check_at(source, load, {partition: seen} if seen is not None else {})
     except EvermarkError as error:
         # Without a checkpoint all partitions are checked: only our own error counts.
-        return checkpoint, error if error.partition in (None, partition) else None
-    return checkpoint, None
+        return checkpoint, head, error if error.partition in (None, partition) else None
+    return checkpoint, head, None
 
 
 def _set_back(log: LogReader, partition: int, taken: int, where: str) -> EvermarkError | None:
     """Why an owner would refuse this log. A batch is in the log before its checkpoint is saved: so the log is looked at
     after the checkpoint was."""
     try:
-        logged = log.tail_batch(partition)
+        require_whole(log.tail_batch(partition), taken, where)
     except NotFoundError:
-        logged = 0
-    try:
-        require_whole(logged, taken, where)
+        return gone(log.folder, f"batch {taken} was in it") if taken else None
     except FormatError as error:
         return error
     return None
@@ -162,7 +189,7 @@ def judged(status: PartitionStatus, owner: str | None, now: datetime | None = No
     """The findings on the status of a partition. Pure."""
     found: list[Finding] = []
     name = f"partition {status.partition}"
-    if status.checkpoint is None:
+    if status.checkpoint is None and status.head is None:
         found.append(ok("resume", f"{name} has no checkpoint yet: `evermark up` makes it"))
     trouble, current = status.trouble, status.current
     if trouble is not None:
@@ -171,6 +198,10 @@ def judged(status: PartitionStatus, owner: str | None, now: datetime | None = No
         found.append(wrong("resume", trouble.message, mend or "evermark source recover"))
     elif status.checkpoint is not None:
         found.append(ok("resume", f"{name} can be read on from its checkpoint, batch {status.checkpoint.batch}"))
+    elif status.head is not None:
+        taken = status.head.batch
+        there = f"where the log ends, batch {taken}" if taken else "where it began"
+        found.append(ok("resume", f"{name} has no checkpoint, and can be read on from {there}"))
     if current is not None:
         who = "the running instance is at it" if owner else "evermark up"
         said = f"{name}: {current.choice} is under way ({current.step}, {current.tries} tries), since {current.reason}"

@@ -24,11 +24,11 @@ from typing import Any, cast
 
 from evermark.app.build import LaneParts, Stores, open_in_lane
 from evermark.app.delivering import DeliveryRunner
-from evermark.app.ingesting import LaneWorks, SourceRunner
+from evermark.app.ingesting import LaneTools, SourceRunner
 from evermark.cluster.holding import Share
 from evermark.cluster.together import keeper_for
-from evermark.delivery.base import Fate, Outcome
 from evermark.delivery.decide.matching import has_exact_steps, needs_spark
+from evermark.delivery.model import Fate, Outcome
 from evermark.delivery.replay.plan import Replayed, ReplayWork
 from evermark.delivery.run.matched_here import is_small, matched_here
 from evermark.delivery.run.post import Posting, timed
@@ -297,15 +297,15 @@ class _Lane:
         )
         self._alone = work.shards == 1
         seats = Seats(len(work.sources))
-        self._works = [LaneWorks(deployment, tasks, name, metrics, work.limit, runtime, seats) for name in work.sources]
+        self._tools = [LaneTools(deployment, tasks, name, metrics, work.limit, runtime, seats) for name in work.sources]
         self._watch = RecoveryWatch(deployment.recoveries.known, runtime, self._log, INGEST_LIMITS.look_every_s)
         self._requests = CopyRequests(deployment.copies, runtime, self._log)
         keeper = keeper_for(deployment.leases, runtime)
         self._sources = [
             SourceRunner(
                 deployment,
-                works,
-                works.name,
+                tools,
+                tools.name,
                 board,
                 metrics,
                 self._delivery,
@@ -315,7 +315,7 @@ class _Lane:
                 keeper,
                 self._requests,
             )
-            for works in self._works
+            for tools in self._tools
         ]
         self._runtime = runtime
         self._parts: dict[str, SourceRunner | DeliveryRunner] = {
@@ -332,11 +332,11 @@ class _Lane:
             f"the thread {args.thread and args.thread.name} ended: {type(args.exc_value).__name__}: {args.exc_value}"
         )
         deadline = time.monotonic() + _WARMING_S_MAX
-        for works in self._works:
+        for tools in self._tools:
             if time.monotonic() > deadline:
                 break  # of very many sources the rest is opened when they are ours
             with suppress(Exception):  # met again, and said, when the source is ours
-                works.warm()
+                tools.warm()
         self._vet_beforehand()
         # Thousands of subscriptions stay for the lane's life: to go through them for garbage would stop it, every
         # batch, for a tenth of a second.

@@ -35,7 +35,7 @@ from evermark.observe.metrics import Metrics
 from evermark.runtime import Threads, Wake, any_set
 from evermark.secrets import SecretBox
 from evermark.sources.base import Limit
-from evermark.spark.channel import Channel, News
+from evermark.spark.channel import Channel, LaneReport
 from evermark.state.connection import schema_for
 
 if TYPE_CHECKING:
@@ -370,11 +370,11 @@ class Lanes:
         submitted.asked = True
         return replace(submitted.work, share=self._share)
 
-    def _heard(self, name: str, news: list[News]) -> None:
+    def _heard(self, name: str, reports: list[LaneReport]) -> None:
         lane = self._lanes.get(name)
         if lane is not None:
             lane.heard_at = time.monotonic()
-        for target, method, arguments, named in news:
+        for target, method, arguments, named in reports:
             if target == "board":
                 getattr(self._board, method)(*arguments, **named)
             elif target == "metrics":

@@ -28,7 +28,7 @@ from evermark.app.state_supervisor import StateSupervisor
 from evermark.cluster.fence import DELIVER_LEASE, is_of
 from evermark.config import Config, load
 from evermark.config.spark_master import cores_max, master_in_effect, require_master, require_slots
-from evermark.delivery.base import SourcePartition
+from evermark.delivery.model import SourcePartition
 from evermark.delivery.tail.wish import Wish, no_spark
 from evermark.embedded.java import ensure_java
 from evermark.error_policy import Action, action_after, backoff_s

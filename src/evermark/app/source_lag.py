@@ -18,7 +18,7 @@ from evermark.app.build import Deployment
 from evermark.breaker import Breaker, BreakerLimits
 from evermark.checkpoints.base import Checkpoint
 from evermark.checkpoints.stores import OwnedCheckpoints
-from evermark.delivery.base import BEGINNING, CursorVector, SourcePartition
+from evermark.delivery.model import BEGINNING, CursorVector, SourcePartition
 from evermark.delivery.status import durable_heads
 from evermark.delivery.store.postgres import PostgresDelivery
 from evermark.errors import EvermarkError

@@ -53,6 +53,7 @@ class SourceMonitor:
         self._keep_up_at = float("-inf")
         self._kept_up_at = float("-inf")
         self._stopping = self.runtime.wake()
+        self._showing = self.runtime.lock()
         self._log = get_logger(source=self.name, part="watch")
         self._stale_shown = self._copies_shown = True  # not known: the lane before may have said something
 
@@ -60,15 +61,16 @@ class SourceMonitor:
         self.runtime.loop(f"watch {self.name}", self._steps())
 
     def stop(self) -> None:
-        """Does not wait for a server that answers late: asking changes nothing."""
-        self._stopping.set()
+        """Does not wait for a server that answers late: asking changes nothing, and its answer is shown no more."""
+        with self._showing:
+            self._stopping.set()
+            self._put(Condition())  # a source of another instance shows nothing here
 
     def _steps(self) -> Steps[None]:
         while not self._stopping.is_set():
             self._keep_up()
             self._look()
             yield Pause(self.every_s, (self._stopping,))
-        self._show(Condition())  # a source of another instance shows nothing here
 
     def _look(self) -> None:
         try:
@@ -87,6 +89,11 @@ class SourceMonitor:
             self._log.info("what was warned of is over", about=name)
 
     def _show(self, found: Condition) -> None:
+        with self._showing:
+            if not self._stopping.is_set():  # else the next owner may have said something already
+                self._put(found)
+
+    def _put(self, found: Condition) -> None:
         for name in self._shown - found.gauges.keys():
             self.metrics.source_gauge.remove(self.name, name)
         for name, value in found.gauges.items():

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from evermark.app.build import Deployment
 from evermark.cli.console import printable, say
 from evermark.cli.deployment import known_source, opened
 from evermark.cli.options import DEFAULT_CONFIG, ConfigOption
 from evermark.cli.recover import NameArgument
 from evermark.errors import ConfigError
-from evermark.sources.copies import Copy, Copying, CopyState
+
+if TYPE_CHECKING:
+    from evermark.app.build import Deployment
+    from evermark.sources.copies import Copy, Copying
 
 COLUMNS = ("copy", "source", "stream", "state", "chunks_left", "chunks", "rows", "asked_by", "tries", "error")
+LEFT = "left the file"  # shown as the state of a copy of a table that did
 _WHERE_MAX = 10_000
 
 
@@ -75,18 +78,33 @@ def backfill(
         if where:
             where = _condition(copying, where)
         for stream in streams:
-            copy = deployment.copies.ask(chosen, stream, where)
+            copy = deployment.copies.request(chosen, stream, where)
             say(f"{chosen}: copy {copy.id} of {printable(stream)} is {copy.state}")
     say("`evermark up` carries it out; `evermark status` shows how far it is")
 
 
 def copy_rows(deployment: Deployment) -> list[dict[str, Any]]:
-    return [summary(copy) for copy in deployment.copies.listed()]
+    rows = [(copy, summary(copy)) for copy in deployment.copies.listed()]
+    return [{**row, "state": LEFT} if _has_left(deployment, copy) else row for copy, row in rows]
 
 
 def is_open(row: dict[str, Any]) -> bool:
     """Whether a person should see it at a glance."""
-    return bool(row["state"] != CopyState.DONE)
+    from evermark.sources.copies import CopyState
+
+    return row["state"] not in {CopyState.DONE, LEFT}
+
+
+def _has_left(deployment: Deployment, copy: Copy) -> bool:
+    """Whether nobody wants it any more: the file is without its source or its table. Until it has failed, it may be
+    under way in an instance that runs with the file of before."""
+    from evermark.sources.copies import CopyState
+
+    source = deployment.sources.get(copy.source)
+    if copy.state is not CopyState.FAILED:
+        return source is None and copy.state is not CopyState.DONE
+    copying = source.copying() if source is not None else None
+    return copying is None or not copying.reads(copy.stream)
 
 
 def summary(copy: Copy) -> dict[str, Any]:

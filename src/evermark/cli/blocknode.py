@@ -6,15 +6,15 @@ import asyncio
 import ipaddress
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from evermark.blocknode.faults import Faults
-from evermark.blocknode.node import Node
 from evermark.blocknode.settings import NodeSettings
 from evermark.cli.console import noun, say, seconds, show_json, warn
-from evermark.observe.logging import set_up_logging
+
+if TYPE_CHECKING:
+    from evermark.blocknode.faults import Faults
 
 app = noun("A block-stream server.")
 
@@ -50,6 +50,9 @@ def serve(
     as_json: Annotated[bool, typer.Option("--json", help="Say where it listens as JSON.")] = False,
 ) -> None:
     """Serve durable append-only streams over HTTP, until SIGTERM or Ctrl-C. See docs/blocknode.md."""
+    from evermark.blocknode.faults import Faults
+    from evermark.observe.logging import set_up_logging
+
     set_up_logging()
     settings = NodeSettings(
         data=data,
@@ -73,6 +76,8 @@ def serve(
 
 
 def _serve(settings: NodeSettings, faults: Faults, *, as_json: bool) -> None:
+    from evermark.blocknode.node import Node
+
     node = Node(settings, faults)
 
     def listening() -> None:

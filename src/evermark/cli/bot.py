@@ -9,7 +9,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -27,15 +27,17 @@ from evermark.cli.subscription import (
 )
 from evermark.config.bots import BotConfig
 from evermark.config.subscriptions import SubscriptionConfig
-from evermark.delivery.base import KEYS_AT_ONCE_MAX
+from evermark.delivery.limits import KEYS_AT_ONCE_MAX
 from evermark.errors import ConfigError
-from evermark.server.bots import BotPage, KeyPage
+
+if TYPE_CHECKING:
+    from evermark.server.bots import BotPage, KeyPage
 
 app = noun("Bots: subscriptions that act for a user of block streams.")
 
 _FILE_BYTES_MAX = 1024 * 1024
 _FIXED = ("source", "user")
-P = TypeVar("P", BotPage, KeyPage)
+P = TypeVar("P", "BotPage", "KeyPage")
 
 
 @app.command("list")

@@ -7,22 +7,21 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from evermark.app.build import Deployment
 from evermark.checkpoints.backup import read_backup, to_text, write_backup
 from evermark.checkpoints.base import Checkpoint
-from evermark.checkpoints.kinds import backend_of
-from evermark.checkpoints.reset import reset as reset_checkpoint
 from evermark.cli.console import confirm, noun, say, show
 from evermark.cli.deployment import as_deliverer, held_sources, known_source, opened
 from evermark.cli.options import DEFAULT_CONFIG, ConfigOption, JsonOption, YesOption
 from evermark.errors import ConfigError, ConflictError, NotFoundError
 from evermark.ingest.repair.base import Choice
-from evermark.log.head import Head
-from evermark.log.read import LogReader, sources_at
+
+if TYPE_CHECKING:
+    from evermark.app.build import Deployment
+    from evermark.log.head import Head
 
 app = noun("Checkpoints: how far each source was read.")
 
@@ -150,6 +149,8 @@ def _not_behind(checkpoint: Checkpoint, head: Head | None) -> Checkpoint:
 
 
 def _forget(deployment: Deployment, source: str, partition: int, epoch: int, *, anew: bool) -> None:
+    from evermark.checkpoints.reset import reset as reset_checkpoint
+
     where, log_batch = f"{source}/{partition}", _log_batch(deployment, source, partition)
     stores = deployment.state, deployment.checkpoints
     forget = partial(reset_checkpoint, *stores, source, partition, log_batch, source_epoch=epoch, anew=anew)
@@ -169,7 +170,10 @@ def _begin_elsewhere(deployment: Deployment, source: str, partition: int, epoch:
     where = f"{source}/{partition}"
     choice = _CHOICES.get(begin)
     if choice is Choice.REPAIR and not _log_batch(deployment, source, partition):
-        return  # there is nothing to compare with
+        if begin is From.RESYNC:
+            again = f"evermark checkpoint reset {source} --from {begin}"
+            say(f"{where}: nothing is compared, for the log has no event of it: once it has one, stop, and {again}")
+        return
     if choice is not None:
         deployment.recoveries.open(source, partition, f"checkpoint reset --from {begin}", "", epoch, choice)
         done = "skips to now" if choice is Choice.SKIP else "compares the source with the log first"
@@ -185,6 +189,8 @@ def _all(deployment: Deployment) -> dict[tuple[str, int], Checkpoint]:
 
 
 def _require_durable(deployment: Deployment) -> None:
+    from evermark.checkpoints.kinds import backend_of
+
     settings = deployment.config.reliability.checkpoint
     if not backend_of(settings).durable:
         raise ConfigError(
@@ -194,6 +200,8 @@ def _require_durable(deployment: Deployment) -> None:
 
 
 def _log_batch(deployment: Deployment, source: str, partition: int) -> int:
+    from evermark.log.read import LogReader, sources_at
+
     if source not in sources_at(deployment.log_root):
         return 0
     return LogReader(deployment.log_folder(source)).tail_batch(partition)

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from evermark.app.checking import checked
 from evermark.cli.console import noun
 from evermark.cli.deployment import config_at
 from evermark.cli.doctor import Found, examined_all, show_findings
 from evermark.cli.options import DEFAULT_CONFIG, ConfigOption, JsonOption
-from evermark.config import Config
 from evermark.errors import ConfigError
 from evermark.observe.finding import ok, wrong
-from evermark.sources.kinds import kind_of
+
+if TYPE_CHECKING:
+    from evermark.config import Config
 
 app = noun("Check the file before `evermark up` does.")
 
@@ -45,6 +45,8 @@ def check(
 
 def _found(path: Path, *, connect: bool) -> tuple[list[Found], bool]:
     """What was found, and whether the file has several sources."""
+    from evermark.app.checking import checked
+
     try:
         found = config_at(path)
     except ConfigError as error:
@@ -59,6 +61,8 @@ def _found(path: Path, *, connect: bool) -> tuple[list[Found], bool]:
 
 def _connected(config: Config) -> list[Found]:
     """What `doctor` finds; where nothing is installed yet, whether that will work instead of all that is missing."""
+    from evermark.sources.kinds import kind_of
+
     rows = examined_all(config, sorted(config.sources))
     for name, settings in sorted(config.sources.items()):
         installation = kind_of(settings, name).installation(settings)

@@ -7,19 +7,19 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from enum import StrEnum
 from itertools import islice
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from evermark.app.build import Deployment
 from evermark.cli.console import confirm, noun, say, show, show_fields, show_json
 from evermark.cli.deployment import opened
 from evermark.cli.options import DEFAULT_CONFIG, ConfigOption, JsonOption, YesOption
 from evermark.cli.parked import all_parked, in_parts
-from evermark.delivery.base import ParkedRow
-from evermark.delivery.decide.group import waits_because
+from evermark.delivery.model import ParkedRow
 from evermark.errors import ConfigError, NotFoundError
-from evermark.server.deliveries import DeliveryAnswer, DeliveryWhole
+
+if TYPE_CHECKING:
+    from evermark.app.build import Deployment
 
 app = noun("Parked deliveries: waiting for a retry, or dead.")
 
@@ -44,6 +44,8 @@ def list_deliveries(
     as_json: JsonOption = False,
 ) -> None:
     """List the parked deliveries, oldest first."""
+    from evermark.server.deliveries import DeliveryAnswer
+
     with opened(config) as deployment:
         found = list(islice(_parked(deployment, subscription, state, after), limit + 1))
     rows = [DeliveryAnswer.of(row).model_dump() for row in found[:limit]]
@@ -60,6 +62,8 @@ def show_delivery(
     as_json: JsonOption = False,
 ) -> None:
     """Show a parked delivery, with its event."""
+    from evermark.server.deliveries import DeliveryWhole
+
     with opened(config) as deployment:
         row = _found(deployment, [delivery])[0]
     document = DeliveryWhole.of(row).model_dump()
@@ -139,6 +143,8 @@ def _found(deployment: Deployment, ids: list[int]) -> list[ParkedRow]:
 
 def _held_up(deployment: Deployment, rows: list[ParkedRow]) -> dict[str, str]:
     """Subscriptions for which nothing is tried now, whatever is asked of their parked deliveries, and why."""
+    from evermark.delivery.decide.group import waits_because
+
     now, names = datetime.now(UTC), {row.subscription for row in rows}
     known = deployment.delivery.subscriptions()
     reasons = {name: waits_because(known[name], now) for name in sorted(names & known.keys())}

@@ -5,24 +5,27 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from evermark.app.build import Deployment, open_deployment
 from evermark.cli.console import printable, warn
 from evermark.cluster import holding
 from evermark.cluster.base import Lease, LeaseRow, owner_epoch
-from evermark.cluster.fence import DELIVER_LEASE, is_of, source_lease
-from evermark.config import Config, load
 from evermark.errors import BusyError, ConfigError, EvermarkError, NotFoundError
 from evermark.observe.finding import for_source
-from evermark.observe.logging import get_logger, set_up_logging
 from evermark.runtime import Threads
+
+if TYPE_CHECKING:
+    from evermark.app.build import Deployment
+    from evermark.config import Config
 
 T = TypeVar("T")
 
 
 def config_at(path: Path) -> Config:
     """The file, read. From here on only warnings are logged, to stderr: stdout is for what was asked for."""
+    from evermark.config import load
+    from evermark.observe.logging import set_up_logging
+
     set_up_logging(json=False, level="warning")
     return load(path)
 
@@ -30,6 +33,8 @@ def config_at(path: Path) -> Config:
 @contextmanager
 def opened(path: Path) -> Iterator[Deployment]:
     """The deployment behind a file, open for the length of a command. No instance has to run."""
+    from evermark.app.build import open_deployment
+
     deployment = open_deployment(config_at(path))
     try:
         for warning in deployment.warnings:
@@ -71,6 +76,9 @@ def hints_name(config: Config, name: str) -> Iterator[None]:
 @contextmanager
 def held_sources(deployment: Deployment, names: Iterable[str]) -> Iterator[Mapping[str, Lease]]:
     """Hold the leases of these sources: no instance reads them meanwhile. Refused while one does."""
+    from evermark.cluster.fence import is_of
+    from evermark.observe.logging import get_logger
+
     with ExitStack() as stack:
         held: dict[str, Lease] = {}
         for name in sorted(names):
@@ -96,6 +104,8 @@ def held_sources(deployment: Deployment, names: Iterable[str]) -> Iterator[Mappi
 
 def _acquired(deployment: Deployment, name: str) -> list[Lease] | None:
     """All leases of a source, under one epoch; None while an instance has one of them."""
+    from evermark.cluster.fence import source_lease
+
     source, leases, whose = deployment.sources[name], deployment.leases, deployment.holder
     others = [source_lease(name, p) for p in source.partitions() if p] if source.divisible() else []
     if not others:
@@ -116,6 +126,8 @@ def _acquired(deployment: Deployment, name: str) -> list[Lease] | None:
 
 def own_lease(leases: Mapping[str, LeaseRow], source: str, partition: int) -> str:
     """The lease of a partition: that of its source, until an instance has divided the source."""
+    from evermark.cluster.fence import source_lease
+
     own = source_lease(source, partition)
     return own if own in leases else source_lease(source)
 
@@ -129,6 +141,8 @@ def as_holder(deployment: Deployment, name: str, step: Callable[[int], T]) -> T:
 
 def as_deliverer(deployment: Deployment, step: Callable[[int], T]) -> T:
     """One transaction of a person's on the delivery state."""
+    from evermark.cluster.fence import DELIVER_LEASE
+
     return as_holder(deployment, DELIVER_LEASE, step)
 
 

@@ -7,29 +7,23 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from evermark.app.build import log_place, source_context
-from evermark.app.inspect import PartitionStatus, existing_state, judged, statuses
-from evermark.checkpoints.kinds import backend_of, look_at_checkpoints, open_checkpoints
 from evermark.cli.console import EXIT_WRONG, say, show, show_json
 from evermark.cli.deployment import config_at, holder_in, known_source
 from evermark.cli.options import DEFAULT_CONFIG, ConfigOption, JsonOption
-from evermark.cluster.fence import source_lease
-from evermark.cluster.kinds import look_at_leases, open_leases
-from evermark.config import Config
 from evermark.errors import EvermarkError, SetupError
-from evermark.ingest.repair.postgres import Recoveries
-from evermark.log.maintenance import Maintenance
-from evermark.log.read import sources_at
 from evermark.observe.finding import Finding, Grade, for_source, ok, warning, worst, wrong
-from evermark.observe.logging import without_secrets
-from evermark.sources.base import Source
-from evermark.sources.kinds import SourceState, kind_of
-from evermark.state.connection import State, schema_for
 from evermark.storage import Place
+
+if TYPE_CHECKING:
+    from evermark.app.inspect import PartitionStatus
+    from evermark.config import Config
+    from evermark.sources.base import Source
+    from evermark.sources.kinds import SourceState
+    from evermark.state.connection import State
 
 Found = tuple[str, Finding]  # the name of the source, empty for the deployment itself
 
@@ -53,6 +47,11 @@ def doctor(
 
 def examined_all(config: Config, names: Iterable[str]) -> list[Found]:
     """What was found of the state, and of each of these sources."""
+    from evermark.app.build import source_context
+    from evermark.app.inspect import existing_state
+    from evermark.checkpoints.kinds import backend_of
+    from evermark.sources.kinds import kind_of
+
     with ExitStack() as stack:
         state: State | None = None
         is_new = False
@@ -83,6 +82,9 @@ def examined_all(config: Config, names: Iterable[str]) -> list[Found]:
 
 
 def _about_checkpoints(config: Config, state: State | None, names: Iterable[str], *, is_new: bool) -> Finding:
+    from evermark.checkpoints.kinds import look_at_checkpoints, open_checkpoints
+    from evermark.state.connection import schema_for
+
     settings = config.reliability.checkpoint
     try:
         if state is None:
@@ -96,6 +98,9 @@ def _about_checkpoints(config: Config, state: State | None, names: Iterable[str]
 
 
 def _about_leases(config: Config, state: State | None, *, is_new: bool) -> Finding:
+    from evermark.cluster.kinds import look_at_leases, open_leases
+    from evermark.state.connection import schema_for
+
     settings = config.cluster.leases
     try:
         if state is None:
@@ -109,18 +114,32 @@ def _about_leases(config: Config, state: State | None, *, is_new: bool) -> Findi
 
 def _look(config: Config, name: str, state: State, source: Source) -> SourceState:
     """What State and the log say of a source, and what follows from it."""
+    from evermark.app.build import log_place
+    from evermark.app.inspect import statuses
+    from evermark.checkpoints.kinds import open_checkpoints
+    from evermark.cluster.fence import source_lease
+    from evermark.ingest.repair.postgres import Recoveries
+    from evermark.log.head import PostgresHeads
+    from evermark.sources.kinds import SourceState
+
     owner = _owner(config, state, source_lease(name))
     checkpoints = open_checkpoints(config.reliability.checkpoint, state)
-    found = statuses(source, name, lambda: checkpoints.list(name), Recoveries(state), log_place(config) / name)
+    heads, recoveries = PostgresHeads(state), Recoveries(state)
+    found = statuses(
+        source, name, partial(checkpoints.list, name), partial(heads.load, name), recoveries, log_place(config) / name
+    )
     return SourceState(
         owner,
-        {each.partition: each.checkpoint.position for each in found if each.checkpoint is not None},
+        {each.partition: each.position for each in found if each.position is not None},
         frozenset(each.partition for each in found if each.current is not None),
         (*_judged_by_state(found, owner), *_about_files(log_place(config), name)),
     )
 
 
 def _about_files(root: Place, name: str) -> Iterator[Finding]:
+    from evermark.log.maintenance import Maintenance
+    from evermark.log.read import sources_at
+
     missing = Maintenance(root / name).missing() if name in sources_at(root) else []
     if missing:
         events = sum(file.rows for file in missing)
@@ -129,6 +148,8 @@ def _about_files(root: Place, name: str) -> Iterator[Finding]:
 
 
 def _owner(config: Config, state: State, lease: str) -> str | None:
+    from evermark.cluster.kinds import open_leases
+
     try:
         return holder_in(open_leases(config.cluster.leases, state).rows(), lease)
     except EvermarkError:
@@ -136,6 +157,8 @@ def _owner(config: Config, state: State, lease: str) -> str | None:
 
 
 def _judged_by_state(found: list[PartitionStatus], owner: str | None) -> Iterator[Finding]:
+    from evermark.app.inspect import judged
+
     for status in found:
         yield from judged(status, owner)
     if owner is not None:
@@ -148,6 +171,8 @@ def show_findings(found: list[Found], *, several: bool, as_json: bool) -> None:
     """Show what was found; the exit code says whether something is wrong. `several`: whether the file has several
     sources, so that commands have to name theirs.
     """
+    from evermark.observe.logging import without_secrets
+
     rows = [
         {
             "source": source or None,

@@ -5,18 +5,19 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Collection
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from evermark.app.build import Deployment
-from evermark.app.member import left_by_all
 from evermark.cli.console import noun, say, show, warn
 from evermark.cli.deployment import opened
 from evermark.cli.options import DEFAULT_CONFIG, ConfigOption, JsonOption
 from evermark.cluster.base import Holder, LeaseRow, LeaseStore
-from evermark.cluster.members import Member, Members, member_of
 from evermark.errors import BusyError, ConfigError, NotFoundError, UnreachableError
+
+if TYPE_CHECKING:
+    from evermark.app.build import Deployment
+    from evermark.cluster.members import Member, Members
 
 app = noun("Running Evermark processes.")
 _POLL_S = 0.2
@@ -56,6 +57,8 @@ def drain_instance(
 
 
 def _members(deployment: Deployment) -> Members:
+    from evermark.cluster.members import Members
+
     return Members(deployment.state, ttl_s=deployment.lease_limits.ttl_s)
 
 
@@ -75,6 +78,8 @@ def _wait_drained(leases: LeaseStore, members: Members, name: str, able: Collect
 
     The others are looked at again and again: one that was to take the work may be drained, too, or end.
     """
+    from evermark.app.member import left_by_all
+
     deadline = time.monotonic() + _WAIT_S
     held, given, warned = frozenset[str](), set[str](), False
     while True:
@@ -115,6 +120,8 @@ def _rows(leases: LeaseStore, deadline: float) -> dict[str, LeaseRow]:
 
 
 def _held(rows: dict[str, LeaseRow]) -> dict[str, list[LeaseRow]]:
+    from evermark.cluster.members import member_of
+
     found: dict[str, list[LeaseRow]] = defaultdict(list)
     for row in rows.values():
         if row.holder is not None and row.held:

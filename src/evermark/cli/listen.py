@@ -10,14 +10,16 @@ import sys
 import threading
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from evermark.cli.console import printable, seconds, set_by_signals
 from evermark.errors import EvermarkError
-from evermark.testing.listener import Failing, Listener, Record
 from evermark_receiver import Response
+
+if TYPE_CHECKING:
+    from evermark.testing.listener import Record
 
 SHOWN_CHARS_MAX = 200
 
@@ -90,6 +92,8 @@ def listen(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines.")] = False,
 ) -> None:
     """Receive webhooks on this machine and print them. It verifies signatures, drops repeats, and fails on request."""
+    from evermark.testing.listener import Failing, Listener
+
     try:
         failing = Failing.parse(fail) if fail else None
     except ValueError as error:

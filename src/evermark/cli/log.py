@@ -10,31 +10,26 @@ from contextlib import contextmanager
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from evermark.app.build import Deployment, log_place
 from evermark.app.scratch import scratch_folder
 from evermark.cli.console import confirm, noun, say, show, show_json, show_table
 from evermark.cli.deployment import config_at, held_sources, known_source, opened
 from evermark.cli.log_tail import tail
 from evermark.cli.options import DEFAULT_CONFIG, ConfigOption, JsonOption, YesOption
 from evermark.cli.parked import all_parked, in_parts
-from evermark.config import Config
-from evermark.config.spark_master import beside_an_instance
-from evermark.delivery.base import ParkedEvent
-from evermark.delivery.status import least_cursors
+from evermark.delivery.model import ParkedEvent
 from evermark.embedded.java import ensure_java
-from evermark.errors import ConfigError
-from evermark.log import maintenance
-from evermark.log.forget import Forgotten
-from evermark.log.log import Log
-from evermark.log.opened import lost
-from evermark.log.query import NeedsSpark, require_read
-from evermark.log.query import query as ask
-from evermark.log.read import FileRange, LogReader, sources_at
+from evermark.errors import ConfigError, DeniedError
 from evermark.storage import Place
+
+if TYPE_CHECKING:
+    from evermark.app.build import Deployment
+    from evermark.config import Config
+    from evermark.log.forget import Forgotten
+    from evermark.log.read import FileRange
 
 app = noun("The log: query it, compact it, have it forget.")
 
@@ -44,6 +39,9 @@ SourceOption = Annotated[str | None, typer.Option("--source", "-s", help="Only t
 @app.command()
 def info(config: ConfigOption = DEFAULT_CONFIG, source: SourceOption = None, as_json: JsonOption = False) -> None:
     """Show files, events, bytes, batches and times of each source. Needs no state and no Spark."""
+    from evermark.app.build import log_place
+    from evermark.log.read import sources_at
+
     root = log_place(config_at(config))
     logged = sources_at(root)
     names = logged if source is None else [known_source(logged, source)]
@@ -94,6 +92,11 @@ Answer = tuple[list[str], Iterator[tuple[Any, ...]]]
 @contextmanager
 def _answer(config: Config, sql: str, limit: int, engine: Engine) -> Iterator[Answer]:
     """Columns and rows, by the engine that was asked for or is needed."""
+    from evermark.app.build import log_place
+    from evermark.log.log import Log
+    from evermark.log.query import NeedsSpark, require_read
+    from evermark.log.query import query as ask
+
     require_read(sql)
     root = log_place(config)
     if engine is not Engine.SPARK:
@@ -142,8 +145,13 @@ def forget(
     """Remove all events of a key from the log, and its parked deliveries. An instance may be running.
 
     Files that have such events are written anew; the old ones go in an hour. Delete the record at its source first:
-    events that come later are kept.
+    events that come later are kept. A record whose key changed had several: name each of them.
     """
+    from evermark.log.forget import Forgotten
+    from evermark.log.kept_shelf import forget_kept
+    from evermark.log.maintenance import Maintenance
+    from evermark.log.read import LogReader, sources_at
+
     what = Forgotten(stream, frozenset(key))
     with opened(config) as deployment:
         name = known_source(sources_at(deployment.log_root), source)
@@ -153,12 +161,18 @@ def forget(
         if events or parked:
             about = f"{events} events of {stream} in {name}, and {len(parked)} parked deliveries"
             confirm(f"Remove {about}? They cannot be brought back.", yes=yes)
-        removed = maintenance.Maintenance(folder).forget(what)
+        removed = Maintenance(folder).forget(what)
         dropped = in_parts(deployment, parked, deployment.delivery.parked.drop)
+        stuck = forget_kept(folder)
     if as_json:
         show_json({"source": name, "stream": stream, "events_removed": removed, "deliveries_dropped": dropped})
     else:
         say(f"{name}: {removed} events of {stream} removed, {dropped} parked deliveries dropped")
+    if stuck:
+        raise DeniedError(
+            f"the kept table in {stuck[0]} cannot be removed, and may hold what was forgotten",
+            hint="remove the folder as the user it belongs to; it may be deleted at any time",
+        )
 
 
 @app.command()
@@ -173,18 +187,26 @@ def missing(
 ) -> None:
     """List files that are missing, though the log has them.
 
-    With --give-up they are taken out of it: readers pass over their events from then on. What the source still has of
-    these events is taken again by `evermark checkpoint reset NAME --from resync`. An instance may be running.
+    With --give-up they are taken out of it: readers pass over their events from then on, and clients of the live tail
+    are told to resync. What the source still has of these events is taken again by `evermark checkpoint reset NAME
+    --from resync`. An instance may be running.
     """
+    from evermark.log.maintenance import Maintenance
+    from evermark.log.read import sources_at
+
     with opened(config) as deployment:
         name = known_source(sources_at(deployment.log_root), source)
-        care = maintenance.Maintenance(deployment.log_folder(name))
+        care = Maintenance(deployment.log_folder(name))
         files = care.missing()
         events = sum(file.rows for file in files)
         columns = ("file", "partition", "batch_min", "batch_max", "events", "oldest", "newest")
         show([_of_file(file) for file in files], columns, as_json=as_json, empty=f"{name}: no file is missing")
         if files and give_up:
             confirm(f"Give up {events} events of {name}? No reader gets them any more.", yes=yes)
+            # Before readers pass over them: a client of the live tail that passes is told, whatever happens to us here.
+            ranges = sorted({(file.partition_min, file.partition_max) for file in files})
+            said = f"files of the log with {events} events were given up"
+            deployment.recoveries.give_up(name, ranges, said)
             care.give_up(files)
             say(f"{name}: {len(files)} files with {events} events are out of the log")
             say(f"to take what the source still has of them: evermark checkpoint reset {name} --from resync")
@@ -211,6 +233,10 @@ def _is_about(event: ParkedEvent, source: str, what: Forgotten) -> bool:
 
 
 def _maintain(path: Path, source: str | None, *, as_json: bool, retain: bool) -> None:
+    from evermark.log.maintenance import Maintenance
+    from evermark.log.opened import lost
+    from evermark.log.read import sources_at
+
     rows: list[dict[str, Any]] = []
     with opened(path) as deployment:
         logged = [name for name in sources_at(deployment.log_root) if name in deployment.sources]
@@ -218,7 +244,7 @@ def _maintain(path: Path, source: str | None, *, as_json: bool, retain: bool) ->
         retention = deployment.config.log.retention if retain else None
         for name in names:
             with held_sources(deployment, [name]):
-                care = maintenance.Maintenance(deployment.log_folder(name), retention)
+                care = Maintenance(deployment.log_folder(name), retention)
                 rows.append({"source": name, **vars(care.run(partial(_passed, deployment, name)))})
                 for file in rows[-1]["lost"]:
                     error = lost(str(deployment.log_folder(name) / file))
@@ -235,6 +261,8 @@ def _maintain(path: Path, source: str | None, *, as_json: bool, retain: bool) ->
 
 def _passed(deployment: Deployment, source: str) -> dict[int, int]:
     """Per partition, the batch that every reader has passed; none while a replay may need it all."""
+    from evermark.delivery.status import least_cursors
+
     if source in deployment.replays.open_sources():
         return {}
     return least_cursors(deployment.delivery.groups().values(), deployment.delivery.cursors_outside(), source)
@@ -242,6 +270,8 @@ def _passed(deployment: Deployment, source: str) -> dict[int, int]:
 
 def _summary(folder: Place) -> dict[str, Any]:
     """From the table's own statistics; no event is read."""
+    from evermark.log.read import LogReader
+
     files = LogReader(folder).files()
     return {
         "files": len(files),
@@ -256,6 +286,8 @@ def _summary(folder: Place) -> dict[str, Any]:
 
 @contextmanager
 def session(config: Config) -> Iterator[Any]:
+    from evermark.config.spark_master import beside_an_instance
+
     os.environ["JAVA_HOME"] = str(ensure_java(config.data / "java"))
     from evermark.spark.session import make_session
 

@@ -7,32 +7,31 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Annotated, Any
 
-import pyarrow as pa
 import typer
 
-from evermark.app.build import Deployment
-from evermark.app.tailing import DeploymentTail
 from evermark.cli.console import printable, say, set_by_signals, warn
 from evermark.cli.deployment import known_source, opened
 from evermark.cli.options import DEFAULT_CONFIG, ConfigOption
-from evermark.config import Config
-from evermark.delivery.base import SourcePartition
-from evermark.delivery.tail.follow import Followed, end_of, follow, started_at
+from evermark.delivery.model import SourcePartition
 from evermark.delivery.tail.place import now
-from evermark.delivery.tail.wish import BySpark, Wish, require_fit
-from evermark.delivery.webhook.body import Rendering, render_sound
 from evermark.errors import ConfigError
-from evermark.log.pieces import LogPiece
-from evermark.log.read import moment_of
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
+
+    import pyarrow as pa
+
+    from evermark.app.build import Deployment
+    from evermark.config import Config
+    from evermark.delivery.tail.follow import Followed
+    from evermark.delivery.tail.wish import BySpark, Wish
+    from evermark.log.pieces import LogPiece
 
 _POLL_S = 0.2
 _BATCH = "batch:"
 _DATA_CHARS_MAX = 200
 
-Session = Callable[[Config], "AbstractContextManager[Any]"]
+Session = Callable[["Config"], "AbstractContextManager[Any]"]
 
 
 def tail(
@@ -61,7 +60,10 @@ def tail(
 
     For example: evermark log tail --stream public.orders --where "data.total > 100" --from 2026-11-14
     """
+    from evermark.app.tailing import DeploymentTail
     from evermark.cli.log import session
+    from evermark.delivery.tail.follow import end_of, follow, started_at
+    from evermark.delivery.tail.wish import Wish, require_fit
 
     wish = Wish(tuple(dict.fromkeys(stream or ())), tuple(dict.fromkeys(op or ())), where)
     require_fit(wish)
@@ -84,6 +86,8 @@ def tail(
 
 def _start(text: str) -> str | int:
     """`now`, `beginning`, a time, or the number of a batch."""
+    from evermark.log.read import moment_of
+
     if text.startswith(_BATCH):
         number = text.removeprefix(_BATCH)
         if not (number.isascii() and number.isdigit() and len(number) <= 18):
@@ -120,6 +124,8 @@ def _show(found: Followed, left: int | None, *, as_json: bool) -> int | None:
 
 
 def _bodies(rows: pa.RecordBatch) -> Iterator[str]:
+    from evermark.delivery.webhook.body import Rendering, render_sound
+
     if not rows.num_rows:
         return
     bodies, bad = render_sound(rows, Rendering())

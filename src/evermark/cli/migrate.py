@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from evermark.app.build import open_state
 from evermark.cli.console import say, show_json
 from evermark.cli.deployment import config_at
 from evermark.cli.options import DEFAULT_CONFIG, ConfigOption, JsonOption
-from evermark.state.migrate import migrate as apply
-from evermark.state.migrate import migrations
 
 
 def migrate(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -> None:
     """Upgrade the state database to this version. `evermark up` does it, too."""
+    from evermark.app.build import open_state
+    from evermark.state.migrate import migrate as apply
+    from evermark.state.migrate import migrations
+
     found = config_at(config)
     embedded, state = open_state(found)
     try:

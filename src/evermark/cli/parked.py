@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import TYPE_CHECKING
 
-from evermark.app.build import Deployment
 from evermark.cli.deployment import as_deliverer
-from evermark.delivery.base import ParkedRow
+from evermark.delivery.model import ParkedRow
+
+if TYPE_CHECKING:
+    from evermark.app.build import Deployment
 
 _PAGE = 1000
 _AT_ONCE = 1000  # ids in one transaction

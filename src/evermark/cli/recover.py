@@ -6,21 +6,21 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from evermark.app.build import Deployment
-from evermark.app.inspect import PartitionStatus, may_have_state, newest, statuses
 from evermark.cli.console import EXIT_WRONG, confirm, say, show, show_json
 from evermark.cli.deployment import as_holder, config_at, holder_in, known_source, opened, own_lease
 from evermark.cli.options import DEFAULT_CONFIG, ConfigOption, JsonOption, YesOption
-from evermark.cluster.fence import source_lease
-from evermark.errors import ConfigError, EvermarkError, GapError, NotFoundError
+from evermark.errors import ConfigError, EvermarkError, FormatError, GapError, NotFoundError
 from evermark.ingest.repair.base import Choice, Recovery
-from evermark.log.read import LogReader
 from evermark.observe.finding import for_source
-from evermark.sources.kinds import Installation, kind_of
+
+if TYPE_CHECKING:
+    from evermark.app.build import Deployment
+    from evermark.app.inspect import PartitionStatus
+    from evermark.sources.kinds import Installation
 
 NameArgument = Annotated[
     str | None, typer.Argument(metavar="NAME", show_default=False, help="May be left out when there is only one.")
@@ -52,6 +52,8 @@ def recover(
     nobody: it is repaired by itself. A database that was restored, cloned or promoted needs your word, and so does a
     block stream whose history was rewritten.
     """
+    from evermark.app.inspect import may_have_state
+
     if accept_fork is not None and choice is not None:
         raise typer.BadParameter("one at a time: --choice is for a whole source", param_hint="--accept-fork")
     found = config_at(config)
@@ -110,11 +112,13 @@ def go_on(config: Path, name: str, installation: Installation) -> None:
 
 
 def _statuses(deployment: Deployment, name: str, partition: int | None) -> list[PartitionStatus]:
+    from evermark.app.inspect import statuses
+
     source = deployment.sources[name]
     if partition is not None and partition not in source.partitions():
         raise NotFoundError(f"{name} has no partition {partition}", hint=f"it has {list(source.partitions())}")
-    checkpoints = partial(deployment.checkpoints.list, name)
-    found = statuses(source, name, checkpoints, deployment.recoveries, deployment.log_folder(name))
+    checkpoints, heads = partial(deployment.checkpoints.list, name), partial(deployment.heads.load, name)
+    found = statuses(source, name, checkpoints, heads, deployment.recoveries, deployment.log_folder(name))
     for each in found:
         if each.trouble is not None and len(deployment.config.sources) > 1:
             each.trouble.hint = for_source(each.trouble.hint, name)
@@ -123,19 +127,22 @@ def _statuses(deployment: Deployment, name: str, partition: int | None) -> list[
 
 def _document(deployment: Deployment, name: str, found: Sequence[PartitionStatus]) -> dict[str, Any]:
     now = datetime.now(UTC)
-    unwell = any(each.trouble is not None for each in found)
+    may_choose = any(isinstance(each.trouble, GapError) and each.repairable for each in found)
     return {
         "source": name,
         "owner": _owner(deployment, name),
         "needs_person": any(each.needs_person(now) for each in found),
+        "may_choose": may_choose,
         "partitions": [_as_json(each, now) for each in found],
-        "events": _numbers(deployment, name) if unwell else None,
+        "events": _numbers(deployment, name) if may_choose else None,
         "stale": _stale(deployment, name),
         "past": [_row(recovery) for each in found for recovery in each.past],
     }
 
 
 def _owner(deployment: Deployment, name: str) -> str | None:
+    from evermark.cluster.fence import source_lease
+
     return holder_in(deployment.leases.rows(), source_lease(name))
 
 
@@ -184,17 +191,29 @@ def _row(recovery: Recovery) -> dict[str, Any]:
 
 
 def _numbers(deployment: Deployment, name: str) -> dict[str, Any] | None:
-    """What the choice is about; None for a source that cannot tell, or a place that does not answer."""
+    """What the choice is about; None for a source that cannot tell, or a place that does not answer. `unread`: why the
+    time of the log's newest event is not known."""
+    from evermark.app.inspect import newest
+    from evermark.log.read import LogReader
+    from evermark.sources.kinds import kind_of
+
     settings = deployment.config.sources.get(name)
     if settings is None:
         return None
 
+    unread: str | None = None
+
     def log_newest() -> datetime | None:
-        seen = newest(LogReader(deployment.log_folder(name)), deployment.sources[name].partitions(), ())
+        nonlocal unread
+        try:
+            seen = newest(LogReader(deployment.log_folder(name)), deployment.sources[name].partitions(), ())
+        except FormatError as error:
+            unread = f"{error.message}; {error.hint}"
+            return None
         return max((each.event_time for each in seen.values() if each.event_time), default=None)
 
     found = kind_of(settings, name).retained(settings, log_newest)
-    return vars(found) if found is not None else None
+    return {**vars(found), "unread": unread} if found is not None else None
 
 
 def _unwell(name: str, found: Sequence[PartitionStatus]) -> list[PartitionStatus]:
@@ -215,7 +234,7 @@ def _unwell(name: str, found: Sequence[PartitionStatus]) -> list[PartitionStatus
 
 def _ask(deployment: Deployment, name: str, status: PartitionStatus, choice: Choice) -> Recovery:
     reason = status.trouble.message if status.trouble else "a person's choice"
-    left_at = status.checkpoint.position if status.checkpoint else ""
+    left_at = status.position or ""
 
     return as_holder(
         deployment,
@@ -228,7 +247,9 @@ def _show(document: dict[str, Any]) -> None:
     name = document["source"]
     _say_troubles(name, document["partitions"], document["events"])
     if any(each["trouble"] for each in document["partitions"]):
-        if document["needs_person"]:
+        if document["needs_person"] and not document["may_choose"]:
+            say(f"{name}: there is nothing to choose before that is mended")
+        elif document["needs_person"]:
             say(f"{name}: nothing happens by itself. Choose: evermark source recover {name} --choice repair|skip")
         else:
             say(f"{name}: {_reader(document)} repairs it")
@@ -260,6 +281,8 @@ def _say_troubles(name: str, partitions: Sequence[dict[str, Any]], numbers: dict
         more = "" if numbers["younger_exact"] else "more than "
         younger = f"{more}{numbers['younger']} events younger than the last one in the log ({numbers['log_newest']})"
     say(f"  repair: look through `events` ({held}), take what the log lacks, then go on; {younger} are there")
+    if numbers["unread"] is not None:
+        say(f"          that number is unknown: {numbers['unread']}")
     say("  skip:   go on from now. What the log lacks is never taken; the gap is logged, and stays in this list")
 
 

@@ -7,16 +7,11 @@ from typing import Annotated
 
 import typer
 
-from evermark.app.checking import stream_warnings
 from evermark.cli.console import noun, say, show, show_fields, show_json, warn
 from evermark.cli.deployment import as_deliverer, known_source, opened
 from evermark.cli.options import DEFAULT_CONFIG, ConfigOption, JsonOption
-from evermark.delivery.replay.plan import AskedBy, Request
-from evermark.delivery.replay.request import STREAMS_MAX, window_of
-from evermark.delivery.replay.shown import summary, target_shown
+from evermark.delivery.limits import REPLAY_RATE_MAX
 from evermark.errors import ConfigError, NotFoundError
-from evermark.predicate import vet
-from evermark.server.replays import RATE_MAX
 
 app = noun("Replays: deliver past events again.")
 
@@ -43,11 +38,18 @@ def start(
     where: Annotated[
         str | None, typer.Option(metavar="PREDICATE", help="Only events that match, as in a subscription.")
     ] = None,
-    rate: Annotated[float, typer.Option(min=0.0, max=RATE_MAX, help="Requests a second at most; 0: no limit.")] = 0.0,
+    rate: Annotated[
+        float, typer.Option(min=0.0, max=REPLAY_RATE_MAX, help="Requests a second at most; 0: no limit.")
+    ] = 0.0,
     source: Annotated[str | None, typer.Option(help="Replay this source; needed if there are several.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Deliver the events of a window of time again. Without a running instance, the next `evermark up` begins it."""
+    from evermark.app.checking import stream_warnings
+    from evermark.delivery.replay.plan import AskedBy, Request
+    from evermark.delivery.replay.request import STREAMS_MAX, window_of
+    from evermark.predicate import vet
+
     with opened(config) as deployment:
         begin, end = window_of(since, until, datetime.now(UTC), "--")
         if len(stream or ()) > STREAMS_MAX:
@@ -69,7 +71,7 @@ def start(
             subscription=subscription,
             rate_per_s=rate,
         )
-        made = as_deliverer(deployment, lambda epoch: deployment.replays.ask(request, epoch))
+        made = as_deliverer(deployment, lambda epoch: deployment.replays.request(request, epoch))
     if as_json:
         show_json({"id": made})
     else:
@@ -84,6 +86,8 @@ def list_replays(
     as_json: JsonOption = False,
 ) -> None:
     """List the replays, the newest first."""
+    from evermark.delivery.replay.shown import summary
+
     with opened(config) as deployment:
         rows = [summary(replay) for replay in deployment.replays.newest(limit)]
     show(rows, (*COLUMNS, "reason"), as_json=as_json, empty="nothing was replayed yet")
@@ -92,6 +96,8 @@ def list_replays(
 @app.command("show")
 def show_replay(replay: Id, config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -> None:
     """Show a replay, and how far it is with each subscription."""
+    from evermark.delivery.replay.shown import summary, target_shown
+
     with opened(config) as deployment:
         found = deployment.replays.one(replay)
     targets = [target_shown(found, target) for target in found.targets]

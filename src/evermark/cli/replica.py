@@ -7,7 +7,7 @@ import sys
 import threading
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -26,15 +26,12 @@ from evermark.cli.console import (
 )
 from evermark.cli.options import JsonOption
 from evermark.errors import ConfigError, EvermarkError
-from evermark.observe.logging import set_up_logging
 from evermark.replicas.auth import new_key
-from evermark.replicas.diff import differences
-from evermark.replicas.node import ReplicaNode, ReplicaService, now_ms, open_store
 from evermark.replicas.ranges import Ranges, gaps, held_as_json
-from evermark.replicas.replica import Replica
-from evermark.replicas.settings import PeerSettings, ReplicaFolder, ReplicaSettings, resolved
-from evermark.replicas.snapshots import Snapshots
 from evermark.secrets import Secret
+
+if TYPE_CHECKING:
+    from evermark.replicas.replica import Replica
 
 app = noun("Replicas: tables in several databases that stay equal.")
 
@@ -61,6 +58,9 @@ def init(
 
     Rows that are in the tables already are replicated as well.
     """
+    from evermark.replicas.node import ReplicaNode, now_ms, open_store
+    from evermark.replicas.settings import ReplicaFolder, ReplicaSettings, resolved
+
     folder = ReplicaFolder(data)
     if not folder.exists():
         if name is None or cluster is None or store is None:
@@ -114,6 +114,9 @@ def add(
 
     On the peer, add this node with the same key.
     """
+    from evermark.replicas.node import ReplicaNode
+    from evermark.replicas.settings import PeerSettings, ReplicaFolder
+
     folder = ReplicaFolder(data)
     known = folder.load().peers.get(peer)
     made = new_key() if key is None else Secret(key)
@@ -136,6 +139,9 @@ def remove(
     data: DataOption = _DATA,
 ) -> None:
     """Take a peer out. If it was ever met, it is evicted."""
+    from evermark.replicas.node import ReplicaNode
+    from evermark.replicas.settings import ReplicaFolder
+
     folder = ReplicaFolder(data)
     folder.remove_peer(peer)
     replica = ReplicaNode(folder).claimed()
@@ -147,6 +153,9 @@ def remove(
 @app.command("list")
 def list_(data: DataOption = _DATA, as_json: JsonOption = False) -> None:
     """Show this node, its tables and its members."""
+    from evermark.replicas.node import ReplicaNode, now_ms
+    from evermark.replicas.settings import ReplicaFolder
+
     node = ReplicaNode(ReplicaFolder(data))
     replica = node.claimed()
     store = replica.store
@@ -195,6 +204,10 @@ def serve(
     as_json: JsonOption = False,
 ) -> None:
     """Serve peers, push changes, meet them, collect."""
+    from evermark.observe.logging import set_up_logging
+    from evermark.replicas.node import ReplicaNode, ReplicaService
+    from evermark.replicas.settings import ReplicaFolder
+
     set_up_logging()
     host, _, port = listen.rpartition(":")
     if not port.isdigit() or int(port) > 65535:
@@ -223,6 +236,9 @@ def sync(
 
     Exit code 1 if a meeting failed, or a peer still lacks rows.
     """
+    from evermark.replicas.node import ReplicaNode
+    from evermark.replicas.settings import ReplicaFolder
+
     node = ReplicaNode(ReplicaFolder(data))
     replica = node.claimed()
     found, failed = [], False
@@ -256,6 +272,10 @@ def diff(
 
     Digests of key ranges are compared. Exit code 3 if rows differ.
     """
+    from evermark.replicas.diff import differences
+    from evermark.replicas.node import ReplicaNode
+    from evermark.replicas.settings import ReplicaFolder
+
     node = ReplicaNode(ReplicaFolder(data))
     replica = node.claimed()
     link = node.peer(peer, replica)
@@ -285,6 +305,10 @@ def snapshot(
 
     Peers get a snapshot by themselves when they need it.
     """
+    from evermark.replicas.node import ReplicaNode, now_ms
+    from evermark.replicas.settings import ReplicaFolder
+    from evermark.replicas.snapshots import Snapshots
+
     folder = ReplicaFolder(data)
     replica = ReplicaNode(folder).claimed()
     kept = Snapshots(folder.snapshots)
@@ -332,6 +356,9 @@ def gc(
     as_json: JsonOption = False,
 ) -> None:
     """Collect what every member has and is old enough."""
+    from evermark.replicas.node import ReplicaNode
+    from evermark.replicas.settings import ReplicaFolder
+
     replica = ReplicaNode(ReplicaFolder(data)).claimed()
     if evict:
         replica.upkeep.evict(evict)

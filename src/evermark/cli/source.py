@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from evermark.app.inspect import existing_state, may_have_state
-from evermark.checkpoints.kinds import open_checkpoints
 from evermark.cli.backfill import backfill
 from evermark.cli.console import confirm, noun, printable, say, seconds, show
 from evermark.cli.deployment import config_at, held_sources, hints_name, known_source, opened
 from evermark.cli.options import DEFAULT_CONFIG, ConfigOption, JsonOption, YesOption
 from evermark.cli.recover import NameArgument, go_on, recover
-from evermark.config import Config
 from evermark.errors import ConfigError, EvermarkError
-from evermark.sources.kinds import Installation, installed_kinds, kind_of
+
+if TYPE_CHECKING:
+    from evermark.config import Config
+    from evermark.sources.kinds import Installation
 
 app = noun("Sources: where events come from.")
 
@@ -112,6 +112,8 @@ def uninstall(
     The log and the state stay: what was taken is kept, queried and delivered as before. If the source is installed
     again, reading goes on there; what changes in between is in no event.
     """
+    from evermark.app.inspect import may_have_state
+
     found = config_at(config)
     chosen, installation = _installation(found, name)
     wait_s = seconds(wait, "--wait")
@@ -160,6 +162,8 @@ app.command(short_help="Show what is wrong with a source, and choose what to do.
 
 
 def _installation(config: Config, name: str | None) -> tuple[str, Installation]:
+    from evermark.sources.kinds import installed_kinds, kind_of
+
     chosen = known_source(config.sources, name)
     settings = config.sources[chosen]
     found = kind_of(settings, chosen).installation(settings)
@@ -181,6 +185,9 @@ def _tables(installation: Installation, names: list[str]) -> list[str]:
 
 def _remembers(config: Config, name: str) -> bool | None:
     """Whether this deployment has taken events of the source before; none: its state cannot be asked. Makes none."""
+    from evermark.app.inspect import existing_state
+    from evermark.checkpoints.kinds import open_checkpoints
+
     try:
         with existing_state(config) as state:
             return state is not None and bool(open_checkpoints(config.reliability.checkpoint, state).list(name))

@@ -5,21 +5,19 @@ from __future__ import annotations
 import http.client
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from evermark.app.build import Deployment
 from evermark.checkpoints.base import Checkpoint
 from evermark.cli import backfill, replay
 from evermark.cli.console import say, show, show_json
 from evermark.cli.deployment import holder_in, opened, own_lease
 from evermark.cli.options import DEFAULT_CONFIG, ConfigOption, JsonOption
-from evermark.cli.subscription import subscription_rows
 from evermark.cluster.base import LeaseRow
-from evermark.cluster.fence import DELIVER_LEASE, deliver_lease
-from evermark.config import Config
-from evermark.delivery.replay.shown import summary
-from evermark.delivery.store.stream_status import PostgresStatus
 from evermark.errors import EvermarkError
+
+if TYPE_CHECKING:
+    from evermark.app.build import Deployment
+    from evermark.config import Config
 
 _HEALTH_WAIT_S = 6.0  # an instance asks its sources first, and waits for them a little
 _HEALTH_BYTES_MAX = 4 * 1024 * 1024
@@ -29,6 +27,11 @@ _ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1", "*": "127.0.0.1"}  # noqa: 
 
 def status(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -> None:
     """Show the sources, the log, the subscriptions and their lag, and replays. No instance has to run."""
+    from evermark.cli.subscription import subscription_rows
+    from evermark.cluster.fence import DELIVER_LEASE, deliver_lease
+    from evermark.delivery.replay.shown import summary
+    from evermark.delivery.store.stream_status import PostgresStatus
+
     with opened(config) as deployment:
         leases = _leases(deployment)
         document: dict[str, Any] = {

@@ -6,25 +6,23 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from evermark.app.build import Deployment
-from evermark.app.serving import services_of
 from evermark.cli.console import EXIT_FAILED, confirm, noun, say, show, show_fields, show_json, warn
 from evermark.cli.deployment import as_deliverer, opened
 from evermark.cli.options import DEFAULT_CONFIG, ConfigOption, Given, JsonOption, YesOption, keys_as_options
 from evermark.config.subscriptions import SubscriptionConfig
-from evermark.delivery.base import SubscriptionSpec
-from evermark.delivery.decide.registration import require_ours
-from evermark.delivery.status import accounts, durable_heads, kept_for
+from evermark.delivery.model import SubscriptionSpec
 from evermark.delivery.webhook.signing import new_secret as fresh_secret
 from evermark.errors import ConfigError, EvermarkError, NotFoundError
-from evermark.log.read import FileRange, LogReader
-from evermark.observe.logging import without_secrets
-from evermark.server.calls import Services
-from evermark.server.subscriptions import SubscriptionAnswer
+
+if TYPE_CHECKING:
+    from evermark.app.build import Deployment
+    from evermark.log.read import FileRange
+    from evermark.server.calls import Services
+    from evermark.server.subscriptions import SubscriptionAnswer
 
 app = noun("Subscriptions: who gets which events.")
 
@@ -159,6 +157,8 @@ def resume(name: Name, config: ConfigOption = DEFAULT_CONFIG) -> None:
 
 @contextmanager
 def services_at(config: Path) -> Iterator[tuple[Deployment, Services]]:
+    from evermark.app.serving import services_of
+
     with opened(config) as deployment:
         services = services_of(deployment)
         try:
@@ -176,6 +176,8 @@ def with_secret(given: Given, secret: str | None, new_secret: bool) -> dict[str,
 
 def removed(deployment: Deployment, services: Services, name: str, *, yes: bool) -> None:
     """Remove a subscription, once a person has agreed."""
+    from evermark.delivery.decide.registration import require_ours
+
     require_ours(deployment.delivery.subscription(name).spec, "removed")
     found = services.subscriptions.get(name)
     confirm(f"Remove {name}? {found.waiting + found.dead} parked deliveries go with it.", yes=yes)
@@ -210,6 +212,8 @@ def report(answer: SubscriptionAnswer, said: str, as_json: bool) -> None:
 
 def subscription_rows(deployment: Deployment) -> list[dict[str, Any]]:
     """A row per subscription, also of the file's that no instance has seen yet. No row holds a secret."""
+    from evermark.delivery.status import accounts, durable_heads, kept_for
+
     heads = durable_heads(deployment.heads, deployment.sources)
     files, unread = _files(deployment)
     unknown = dict.fromkeys(("lag_events", "oldest", "kept_events")) if unread else {}
@@ -232,6 +236,8 @@ def subscription_rows(deployment: Deployment) -> list[dict[str, Any]]:
 
 def _files(deployment: Deployment) -> tuple[dict[str, list[FileRange]], bool]:
     """By source, and whether one could not be read: a bucket that is away hides nothing of what State knows."""
+    from evermark.log.read import LogReader
+
     files: dict[str, list[FileRange]] = {}
     unread = False
     for source in deployment.sources:
@@ -245,6 +251,8 @@ def _files(deployment: Deployment) -> tuple[dict[str, list[FileRange]], bool]:
 
 def _keys(spec: SubscriptionSpec) -> dict[str, Any]:
     """The keys of a subscription. Values of headers may be credentials: only their names are told."""
+    from evermark.observe.logging import without_secrets
+
     return {
         "subscription": spec.name,
         "url": without_secrets(spec.url),

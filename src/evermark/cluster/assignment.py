@@ -7,6 +7,7 @@ again at the next look.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from heapq import heappop, heappush
 
 
 def assigned(
@@ -31,7 +32,8 @@ def assigned(
 
 
 def _balanced(leases: list[str], able: Mapping[str, Collection[str]], owners: Mapping[str, str]) -> dict[str, str]:
-    can = {lease: sorted(name for name, those in able.items() if lease in those) for lease in leases}
+    those = {name: frozenset(able[name]) for name in sorted(able)}
+    can = {lease: [name for name, mine in those.items() if lease in mine] for lease in leases}
     found = {lease: owners[lease] for lease in leases if owners.get(lease) in can[lease]}
     loads = dict.fromkeys(sorted(able), 0)
     for name in found.values():
@@ -40,25 +42,29 @@ def _balanced(leases: list[str], able: Mapping[str, Collection[str]], owners: Ma
         if lease not in found:
             found[lease] = min(can[lease], key=lambda name: (loads[name], name))
             loads[found[lease]] += 1
-    while (move := _next_move(found, can, loads)) is not None:
-        lease, to = move
-        loads[found[lease]] -= 1
-        loads[to] += 1
-        found[lease] = to
+    _level(found, can, loads)
     return found
 
 
-def _next_move(
-    found: Mapping[str, str], can: Mapping[str, list[str]], loads: Mapping[str, int]
-) -> tuple[str, str] | None:
-    """From one of the most loaded to one of the least that can take it; None when nothing is won by it."""
-    moves = [
-        (loads[to] - loads[name], to, lease)
-        for lease, name in found.items()
-        for to in can[lease]
-        if loads[to] + 1 < loads[name]
-    ]
-    if not moves:
-        return None
-    _, to, lease = min(moves)
-    return lease, to
+def _level(found: dict[str, str], can: Mapping[str, list[str]], loads: dict[str, int]) -> None:
+    """Move leases from one of the most loaded to one of the least that can take them, until nothing is won by it."""
+    # By who has them and who can take them: of ten thousand sources nearly all are alike.
+    alike: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+    for lease in sorted(found):
+        alike.setdefault((found[lease], tuple(can[lease])), []).append(lease)  # each a heap: the first by name in front
+    while True:
+        moves = [
+            (loads[to] - loads[name], to, leases[0], name, those)
+            for (name, those), leases in alike.items()
+            if leases
+            for to in those
+            if loads[to] + 1 < loads[name]
+        ]
+        if not moves:
+            return
+        _, to, lease, name, those = min(moves)
+        heappop(alike[name, those])
+        heappush(alike.setdefault((to, those), []), lease)
+        loads[name] -= 1
+        loads[to] += 1
+        found[lease] = to

@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field, model_validator
 
 from evermark.config.subscriptions import SubscriptionConfig
-from evermark.delivery.base import BotMode, BotSpec, SubscriptionSpec
+from evermark.delivery.model import BotMode, BotSpec, SubscriptionSpec
 from evermark.secrets import SecretBox
 from evermark.settings.fields import NAME, refusal
 

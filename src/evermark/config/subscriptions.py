@@ -11,7 +11,8 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from evermark.config.addresses import check_url, network
-from evermark.delivery.base import RETRY_WAITS_S, MadeBy, SubscriptionSpec
+from evermark.delivery.limits import RETRY_WAITS_S
+from evermark.delivery.model import MadeBy, SubscriptionSpec
 from evermark.event import UNDELIVERED_OPS, Op
 from evermark.secrets import Secret, SecretBox
 from evermark.settings.fields import Duration, Model, Rate, Size, Whole, between, refusal
@@ -61,8 +62,8 @@ def header_map(headers: dict[str, str]) -> dict[str, str]:
             raise refusal("this header is set by evermark and cannot be replaced", hint="remove it", at=(name,))
         if lower in seen:
             raise refusal("this header stands here twice", hint="keep one of them", at=(name,))
-        if not value.isprintable() or len(value) > _HEADER_CHARS_MAX:
-            raise refusal("a header's value must be one line of at most 4096 printable characters", at=(name,))
+        if not (value.isascii() and value.isprintable()) or len(value) > _HEADER_CHARS_MAX:
+            raise refusal("a header's value must be one line of at most 4096 printable ASCII characters", at=(name,))
         seen.add(lower)
     return headers
 

@@ -12,6 +12,7 @@ One delivery, step by step, through its five types:
 Parked events are sent again by `run.parked_retries`, from the store and without Spark.
 
 Folders: `decide` (pure decisions), `run` (live group, follower, retries), `store` (Postgres and memory), `replay` (past
-events again), `webhook` (the sink), `bots` (memberships and session keys), `tail` (live clients). Files: `base` has the
-values, `ports` the contracts of stores, `work` the pieces of work. Imports between them point one way (`make lint`).
+events again), `webhook` (the sink), `bots` (memberships and session keys), `tail` (live clients). Files: `model` has
+the values, `limits` the waits and bounds, `ports` the contracts of stores, `work` the pieces of work. Imports between
+them point one way (`make lint`).
 """

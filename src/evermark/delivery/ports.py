@@ -23,7 +23,7 @@ Contract of a `DeliveryStore` and its parts (checked over every backend by `Deli
   session is claimed without its key, nor before every event of the session that was parked earlier.
 - Events that wait for a key do not count for `parked_max`. Each stream of a bot keeps its newest `WAITING_MAX`;
   `expire_surplus` removes older ones, counted as `expired`.
-- `keys_wanted` names a (bot, session) at most once in `ASK_EVERY`, across crashes too.
+- `keys_wanted` names a (bot, session) at most once in `KEY_ASKED_EVERY`, across crashes too.
 - Subscriptions are spread over shards, each with a live group and a lease of its own. A store is that of one shard:
   `group`, `outside`, `open_partition`, `settle_group` and `join` are about this shard; its writes take the epoch of its
   lease. All else is about every shard. No subscription is in two groups at a time.
@@ -36,8 +36,8 @@ from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from typing import Protocol
 
-from evermark.delivery.base import (
-    WAITING_MAX,
+from evermark.delivery.limits import WAITING_MAX
+from evermark.delivery.model import (
     Cursor,
     CursorVector,
     Group,
@@ -71,8 +71,11 @@ class LogView(Protocol):
 class ParkedStore(Protocol):
     """Deliveries that were set aside, tried again on their schedule, and kept when they are dead."""
 
-    def claim(self, now: datetime, limit: int, lease_s: float, epoch: int) -> list[Parked]:
-        """Due rows of subscriptions that are not paused, disabled or backing off; at most `CLAIM_MAX`.
+    def claim(
+        self, now: datetime, limit: int, lease_s: float, epoch: int, *, without: Collection[str] = ()
+    ) -> list[Parked]:
+        """Due rows of subscriptions that are not paused, disabled or backing off, nor among `without`; at most
+        `CLAIM_MAX`.
 
         No other claim sees these rows until the lease ends, or until the epoch that claimed them is old. A subscription
         suspended for too many parked rows is served at any time: only this gets it out. With `ordered`, a row waits

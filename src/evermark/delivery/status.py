@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
 
-from evermark.delivery.base import BEGINNING, CursorVector, Group, SourcePartition, Subscription
 from evermark.delivery.decide.backlog import distance
 from evermark.delivery.decide.shards import FIRST
+from evermark.delivery.model import BEGINNING, CursorVector, Group, SourcePartition, Subscription
 from evermark.delivery.ports import DeliveryStore
 from evermark.log.head import HeadStore
 from evermark.log.read import FileRange

@@ -20,7 +20,16 @@ from typing import Any, Protocol, cast
 
 import pyarrow as pa
 
-from evermark.delivery.base import BEGINNING, BotView, Cursor, Fate, HeldKey, Outcome, SourcePartition, SubscriptionSpec
+from evermark.delivery.model import (
+    BEGINNING,
+    BotView,
+    Cursor,
+    Fate,
+    HeldKey,
+    Outcome,
+    SourcePartition,
+    SubscriptionSpec,
+)
 
 _WORST_FIRST = (Fate.GONE, Fate.ENDPOINT_FAILED, Fate.FULL, Fate.STUCK, Fate.UNFINISHED, Fate.DONE)
 

@@ -27,6 +27,7 @@ import psycopg
 from evermark.embedded import datafolder, demote, postmaster
 from evermark.embedded.address import DATA, DATABASE, PASSFILE, by_file, socket_dsn
 from evermark.embedded.binaries import Binaries, find_binaries
+from evermark.embedded.hang import HUNG_AFTER_S, HangClock
 from evermark.embedded.lock import FileLock
 from evermark.errors import BusyError, DeniedError, DiskFullError, SetupError, UnreachableError
 
@@ -35,6 +36,8 @@ _SOCKET_PATH_BYTES_MAX = 103  # 107 on Linux, 103 on macOS
 _PORT_TRIES = 3
 _POLL_S = 0.02
 _PATIENCE_S = 5.0
+_IDLE_POLL_S = 0.5
+_RECOVERY_S = 30.0  # that a server which is started in place of one that hung has for it
 _STOP_TIMEOUT_S = 60
 _TEMP_PREFIX = "evermark-pg-"
 
@@ -103,6 +106,13 @@ class EmbeddedPostgres:
             finally:
                 self._users.release()
                 self._running = None
+
+    def end_hung(self, pid: int) -> None:
+        """End server `pid`, which hangs. Nothing happens where another process has ended it, or it hangs no more."""
+        with FileLock(self._start_lock).alone(_STOP_TIMEOUT_S):
+            seen = postmaster.look(self.data)
+            if seen is not None and seen.pid == pid and seen.is_idle:
+                postmaster.end(pid, self.data)
 
     def __enter__(self) -> Self:
         self.start()
@@ -254,26 +264,38 @@ class EmbeddedPostgres:
 
     def _serve(self, deadline: float) -> postmaster.Postmaster:
         """A server that lets us in. A server that runs may still recover from a crash, or be about to vanish, and a
-        killed server looks alive for a moment longer: try again, briefly."""
+        killed server looks alive for a moment longer: try again, briefly. One that may hang has the time until that is
+        certain: then it is ended, and another is started."""
         patience = min(deadline, time.monotonic() + _PATIENCE_S)
+        hang = HangClock(HUNG_AFTER_S)
         while True:
-            server = postmaster.running(self.data)
+            server, poll_s = postmaster.running(self.data), _POLL_S
             if server is None:
                 self._launch(deadline)
             elif server.ready and server.socket_folder is not None and postmaster.listening(server):
                 try:
                     self._ensure_database(server, deadline)
                 except UnreachableError:
-                    if time.monotonic() >= patience:
+                    if self._may_hang(hang):
+                        deadline, poll_s = max(deadline, time.monotonic() + _RECOVERY_S), _IDLE_POLL_S
+                    elif time.monotonic() >= patience:
                         raise
                 else:
                     return server
             if server is not None:
-                time.sleep(_POLL_S)
+                time.sleep(poll_s)
             if time.monotonic() >= deadline:
                 raise UnreachableError(
                     f"the server in {self.folder} is not ready in time", hint=f"see {self.folder / 'log'}"
                 )
+
+    def _may_hang(self, hang: HangClock) -> bool:
+        """Whether the server lets nobody in, and nothing is under way after which it would; it is ended when that has
+        been so for long enough."""
+        seen = postmaster.look(self.data)
+        if hang.hung(seen, time.monotonic()) and seen is not None:
+            postmaster.end(seen.pid, self.data)
+        return seen is not None and seen.is_idle
 
     def _ensure_database(self, server: postmaster.Postmaster, deadline: float) -> None:
         left_s = max(2, int(deadline - time.monotonic()))
@@ -292,6 +314,11 @@ class EmbeddedPostgres:
 
     def _shut_down(self) -> None:
         server = postmaster.read(self.data)
+        seen = postmaster.look(self.data)
+        if seen is not None and seen.is_idle:  # if it hangs, it does not hear of it: there is nothing to wait for
+            postmaster.end(seen.pid, self.data)
+            _remove_sockets(server)
+            return
         command = [str(self.binaries.tool("pg_ctl")), "stop", "--mode=fast", "--wait", "--silent"]
         ran = self._run([*command, f"--timeout={_STOP_TIMEOUT_S}", f"--pgdata={self.data}"], _STOP_TIMEOUT_S + 5.0)
         if ran.returncode != 0 and postmaster.running(self.data) is not None:

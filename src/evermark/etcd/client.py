@@ -19,6 +19,8 @@ from evermark.etcd.settings import EtcdConfig
 from evermark.secrets import opened
 
 TIMEOUT_S = 3.0
+# What etcd says of a token that ran out, and of one from before users or roles were changed (`auth-token: jwt`).
+_TOKEN_IS_OLD = ("invalid auth token", "revision of auth store is old")
 _DENIED = ("invalid auth token", "user name is empty", "permission denied", "authentication failed")
 _TEXT_MAX = 300
 T = TypeVar("T")
@@ -79,7 +81,7 @@ class EtcdClient:
         raise trouble or UnreachableError("etcd has no endpoints")
 
     def _authenticated(self, client: Etcd3Client, call: Callable[[Etcd3Client], T]) -> T:
-        """A token of etcd runs out after minutes without use: then the user logs in again, once."""
+        """A token runs out after minutes without use, and when users are changed: the user logs in again, once."""
         if self._settings.user is None:
             return call(client)
         token = client.session.headers.get("Authorization")
@@ -87,7 +89,7 @@ class EtcdClient:
             try:
                 return call(client)
             except Etcd3Exception as error:
-                if "invalid auth token" not in self._said(error):
+                if not any(said in self._said(error) for said in _TOKEN_IS_OLD):
                     raise
         with self._logging_in:  # threads share the client: one of them logs in, and the others use its token
             if client.session.headers.get("Authorization") == token:
@@ -95,10 +97,12 @@ class EtcdClient:
         return call(client)
 
     def _log_in(self, client: Etcd3Client) -> None:
-        client.session.headers.pop("Authorization", None)
         password = opened(self._settings.password) if self._settings.password is not None else ""
         given = {"name": self._settings.user, "password": password}
-        client.session.headers["Authorization"] = client.post(client.get_url("/auth/authenticate"), json=given)["token"]
+        # Without the old token, in this request alone: others use the client meanwhile.
+        bare = {"Authorization": None}
+        answer = client.post(client.get_url("/auth/authenticate"), json=given, headers=bare)
+        client.session.headers["Authorization"] = answer["token"]
 
     def _said(self, error: Exception) -> str:
         """Without the parts of a request: they may name a password."""

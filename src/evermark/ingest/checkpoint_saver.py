@@ -36,7 +36,7 @@ class SavePolicy:
         return waited_s >= (self.interval_s if events else min(self.interval_s, MOVED_S))
 
 
-class SavingNews:
+class SavingObserver:
     """Told how saving goes. Nothing in here may block for long, or raise."""
 
     def saved(self, partition: int, took_s: float) -> None: ...
@@ -63,7 +63,7 @@ class CheckpointSaver:
     policy: SavePolicy
     breaker: Breaker
     clock: Callable[[], float]
-    news: SavingNews
+    observer: SavingObserver
     _waiting: dict[int, _Waiting] = field(default_factory=dict)
     _unconfirmed: dict[int, str] = field(default_factory=dict)  # positions that are saved
     _is_away: bool = False
@@ -73,10 +73,10 @@ class CheckpointSaver:
         self._waiting.pop(partition, None)
         self._unconfirmed[partition] = position
         self.breaker.succeeded()
-        self.news.saved(partition, took_s)
+        self.observer.saved(partition, took_s)
         if self._is_away:
             self._is_away = False
-            self.news.back()
+            self.observer.back()
 
     def ask(self, partition: int, look: Callable[[], T]) -> T:
         """Read from the store, through the breaker. Raises one of `AWAY`; at once, without asking, while it is open.
@@ -150,4 +150,4 @@ class CheckpointSaver:
         now = self.clock()
         self.breaker.failed(now)
         self._is_away = True
-        self.news.away(partition, error, self.breaker.state(now))
+        self.observer.away(partition, error, self.breaker.state(now))

@@ -4,7 +4,8 @@ A slice that is read may hold events the log already has, for two reasons: a cra
 before its end was checkpointed (`repeats_to`), or the source itself may give an event again at a later position
 (`Source.may_repeat_from`). Where either is possible, the ids in the log from that position on are looked up before the
 slice is written, and its events with such an id are dropped and counted. Everywhere else nothing is looked up:
-positions only grow, so an event cannot come twice.
+positions only grow, so an event cannot come twice. A gap is closed by the same rule over the whole log: what the
+source has under an id of the log is left out (`evermark.spark.repair`).
 
 `RecentIds` is an aid beside that rule: it knows ids that were logged a moment ago, and drops an event that a source
 gives again against its word. The log stays the truth; what the cache has forgotten, the rule still knows.

@@ -13,7 +13,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # the file's models name the limits, and read nothing
-    from evermark.ingest.take import Taken
+    from evermark.ingest.batch_taker import WrittenBatch
 
 
 @dataclass(frozen=True)
@@ -34,22 +34,22 @@ class JumpWatch:
     limits: GapLimits
     _last: dict[int, datetime] = field(default_factory=dict)
 
-    def jump_s(self, taken: Taken) -> float | None:
+    def jump_s(self, written: WrittenBatch) -> float | None:
         """By how much a batch that is about to be taken jumps, if that is more than `max_gap`."""
-        last, times = self._last.get(taken.partition), event_times(taken)
+        last, times = self._last.get(written.partition), event_times(written)
         if not self.limits.enabled or last is None or times is None:
             return None
         jump_s = (times[0] - last).total_seconds()
         return jump_s if jump_s > self.limits.max_gap_s else None
 
-    def taken(self, batches: Iterable[Taken]) -> None:
+    def taken(self, batches: Iterable[WrittenBatch]) -> None:
         for each in batches:
             if (times := event_times(each)) is not None:
                 self._last[each.partition] = max(times[1], self._last.get(each.partition, times[1]))
 
 
-def event_times(taken: Taken) -> tuple[datetime, datetime] | None:
+def event_times(written: WrittenBatch) -> tuple[datetime, datetime] | None:
     """The first and the last event time of a batch, by the statistics of its files."""
-    ranges = [file.stats.get("event_time", (None, None)) for file in taken.files]
+    ranges = [file.stats.get("event_time", (None, None)) for file in written.files]
     ends = [datetime.fromisoformat(end) for low, high, *_ in ranges for end in (low, high) if end is not None]
     return (min(ends), max(ends)) if ends else None

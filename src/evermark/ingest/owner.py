@@ -1,6 +1,6 @@
 """The loop of one source: stands by for its lease, reads it for as long as the lease is held, and begins again.
 
-Reading is a port (`SourceWorks.read`): Spark does it in the product. Failures are handled here: a partition that
+Reading is a port (`SourceTools.read`): Spark does it in the product. Failures are handled here: a partition that
 fails is tried again after a while or stops, and the others go on; a gap is left to `ingest/repair/steps.py`.
 """
 
@@ -17,12 +17,12 @@ from evermark.cluster.holding import Candidate, HeldLease
 from evermark.error_policy import Action, action_for, action_while_reading, backoff_s
 from evermark.errors import EvermarkError, GapError, StaleError, known
 from evermark.event import Seen
+from evermark.ingest.batch_taker import BatchTaker, Fenced, WrittenBatch
 from evermark.ingest.copying.steps import Copier
 from evermark.ingest.reading import ReadPlan
-from evermark.ingest.repair.steps import Repairer, RepairNews, RepairWorks
+from evermark.ingest.repair.steps import Repairer, RepairObserver, RepairTools
 from evermark.ingest.repair.watch import RecoveryWatch
 from evermark.ingest.resume import Resume
-from evermark.ingest.take import Fenced, Taken, Taker
 from evermark.ingest.task_reports import WHOLE_SOURCE
 from evermark.progress import PATIENT_S, Progress
 from evermark.runtime import Pause, Steps, Wake, any_set, run_through
@@ -43,7 +43,7 @@ class IngestLimits:
 LIMITS = IngestLimits()
 
 
-class SourceWorks(RepairWorks, Protocol):
+class SourceTools(RepairTools, Protocol):
     """The tools of a source's owner."""
 
     def prepare(self) -> None:
@@ -58,8 +58,8 @@ class SourceWorks(RepairWorks, Protocol):
     def read(
         self,
         plan: ReadPlan,
-        taker: Taker,
-        on_taken: Callable[[Taken], None],
+        taker: BatchTaker,
+        on_taken: Callable[[WrittenBatch], None],
         ends: Sequence[Wake],
         cuts: Sequence[Wake],
     ) -> Steps[Mapping[int, EvermarkError]]:
@@ -71,7 +71,7 @@ class SourceWorks(RepairWorks, Protocol):
         """
 
 
-class SourceNews(RepairNews, Protocol):
+class SourceObserver(RepairObserver, Protocol):
     """Told how an owner and its partitions are. No method may block for long, or raise."""
 
     def standby(self) -> None:
@@ -104,8 +104,8 @@ class SourceOwner:
 
     name: str
     source: Source
-    works: SourceWorks
-    news: SourceNews
+    tools: SourceTools
+    observer: SourceObserver
     candidate: Candidate
     limits: IngestLimits = LIMITS
     divided: bool = False  # whether other instances may read other partitions of it
@@ -155,7 +155,7 @@ class SourceOwner:
         found = [rows.get(source_lease(self.name, p)) for p in others]
         if not all(row is not None and row.held and row.checked for row in found):
             return False  # another owner has not looked yet whether there is a gap, or there is none
-        return all(self.works.recoveries.current(self.name, p) is None for p in others)
+        return all(self.tools.recoveries.current(self.name, p) is None for p in others)
 
     def partitions(self) -> list[int]:
         """If the source does not say which partitions it has, the first partition stands for all."""
@@ -182,41 +182,41 @@ class SourceOwner:
                 return
             self._held_names, self._progress = held.names, held.progress
             self._log.info("source owned", epoch=held.lease.epoch, **self._which())
-            self.news.owned()
+            self.observer.owned()
             try:
                 yield from held.progress.watched(self._own(held))
             except Exception as error:  # noqa: BLE001 - an unknown failure must not end the loop in silence
                 yield from held.progress.watched(self._whole_source_failed(known(error)))
             finally:
-                self.news.released()
+                self.observer.released()
                 held.close()
                 self._held_names = frozenset()
 
     def _acquired(self) -> Steps[HeldLease | None]:
         first = source_lease(self.name)
         others = [source_lease(self.name, p) for p in self.partitions() if p] if self.divided else []
-        return self.candidate.acquiring(first, self._stopping, self._say_standby, self.news.unowned, others)
+        return self.candidate.acquiring(first, self._stopping, self._say_standby, self.observer.unowned, others)
 
     def _which(self) -> dict[str, object]:
         return {"partitions": self.owned_partitions()} if self.divided else {}
 
     def _say_standby(self) -> None:
         self._log.info("standing by: another instance owns this source")
-        self.news.standby()
+        self.observer.standby()
 
     def _own(self, held: HeldLease) -> Steps[None]:
         epoch = held.lease.epoch
         self._checked = False
         held.progress.alive(PATIENT_S)  # a large log, or one in a bucket, takes its time to be opened
         self.source.owned(epoch)
-        self.works.prepare()
+        self.tools.prepare()
         self._stepped_down.clear()
         repairer = self._repairer = Repairer(
             self.name,
             epoch,
             self.source,
-            self.works,
-            self.news,
+            self.tools,
+            self.observer,
             self._runtime,
             self._log,
             self.limits.look_every_s,
@@ -226,12 +226,14 @@ class SourceOwner:
             self._is_mine,
             self.watch,
         )
+        copier = copying = None
         repairing = self._runtime.loop(f"repair {self.name}", repairer.steps())
-        first = self._is_mine(0)  # its owner also does what is not done for each partition
-        copier = self.copier(epoch, lambda: bool(repairer.partitions()), self._stepped_down.set) if first else None
-        copying = self._runtime.spawn(f"copy {self.name}", copier.run) if copier is not None else None
         try:
-            taker = self.works.open_log(epoch)[1]
+            if self._is_mine(0):  # its owner also does what is not done for each partition
+                copier = self.copier(epoch, lambda: bool(repairer.partitions()), self._stepped_down.set)
+            if copier is not None:
+                copying = self._runtime.spawn(f"copy {self.name}", copier.run)
+            taker = self.tools.open_log(epoch)[1]
             taker.progress = held.progress
             yield from self._read_on(held, taker, repairer)
         finally:
@@ -241,7 +243,7 @@ class SourceOwner:
                 copying.join(self.limits.copier_end_s)  # its tasks may wait for others; what they write late is refused
             yield from repairing.joining()
 
-    def _read_on(self, held: HeldLease, taker: Taker, repairer: Repairer) -> Steps[None]:
+    def _read_on(self, held: HeldLease, taker: BatchTaker, repairer: Repairer) -> Steps[None]:
         runtime, over = self._runtime, (self._stopping, held.lost, held.moved, self._stepped_down)
         while not any_set(over):
             # Before anything is looked at: from here on no request to end is missed.
@@ -301,12 +303,12 @@ class SourceOwner:
         return True
 
     def _read(
-        self, taker: Taker, active: Sequence[int], ends: Sequence[Wake], cuts: Sequence[Wake]
+        self, taker: BatchTaker, active: Sequence[int], ends: Sequence[Wake], cuts: Sequence[Wake]
     ) -> Steps[Mapping[int, EvermarkError]]:
         resumes: dict[int, Resume] = {}
         progress = taker.progress
         try:
-            self.works.require_room()  # reading that begins looks healthy until its first batch
+            self.tools.require_room()  # reading that begins looks healthy until its first batch
             progress.alive(PATIENT_S)  # the log is read for its heads
             fenced = _fenced(taker, active)
             for partition in active:
@@ -317,7 +319,7 @@ class SourceOwner:
             starts = {p: r.position for p, r in resumes.items() if r.position is not None}
             self._left_at = starts
             progress.alive(PATIENT_S)  # the log is read for its last events
-            self.source.check(starts, self.works.newest(active))
+            self.source.check(starts, self.tools.newest(active))
             self._checked = True
             if self.divided:  # the owner of the first partition waits for it before it removes events
                 mine = [Lease(source_lease(self.name, p), taker.epoch) for p in active]
@@ -328,7 +330,7 @@ class SourceOwner:
         except EvermarkError as error:
             blamed = error.partition if error.partition is not None else WHOLE_SOURCE
             return _excused({blamed: error}, resumes)
-        self.news.reading(active)
+        self.observer.reading(active)
         self._log.info("reading", partitions=list(active))
         yield Pause(0.0)  # it has begun: what others need to begin is theirs now, however much there is to read here
         if any_set((*ends, *cuts)):
@@ -341,15 +343,15 @@ class SourceOwner:
             sum(last) if last else None,
         )
         try:
-            return _excused((yield from self.works.read(plan, taker, self._taken, ends, cuts)), resumes)
+            return _excused((yield from self.tools.read(plan, taker, self._taken, ends, cuts)), resumes)
         except EvermarkError as error:
             return {WHOLE_SOURCE: error}
 
-    def _taken(self, taken: Taken) -> None:
+    def _taken(self, taken: WrittenBatch) -> None:
         """A batch that was taken is the success that closes the partition's breaker."""
         if self._trouble.pop(taken.partition, None) is not None:
-            self.news.reading([taken.partition])
-        self.news.taken(taken)
+            self.observer.reading([taken.partition])
+        self.observer.taken(taken)
 
     def _ready_partitions(self, repaired: set[int]) -> tuple[list[int], float | None]:
         """The partitions that may be read now, and in how many seconds another may be."""
@@ -375,16 +377,18 @@ class SourceOwner:
             else:
                 trouble.stopped = True
                 self._log.error("partition stopped", partition=partition, error=error)
-            self.news.failed(partition, error, again_in_s)
+            self.observer.failed(partition, error, again_in_s)
 
     def _whole_source_failed(self, error: EvermarkError) -> Steps[None]:
         if action_for(error) is Action.STEP_DOWN:
             self._step_down(error)
             return
         self._note_failure(dict.fromkeys(self.owned_partitions(), error))
-        # As long as the partitions wait: the lease is not taken anew only to fail again.
+        # As long as the partitions wait: the lease is not taken anew only to fail again. Where all have stopped, a
+        # person may still mend what was said, or have a gap closed.
         not_before = [trouble.not_before for trouble in self._trouble.values() if not trouble.stopped]
-        wait_s = min(not_before, default=0.0) - self._runtime.monotonic()
+        now = self._runtime.monotonic()
+        wait_s = min(not_before, default=now + self.limits.breaker.timeout_s) - now
         yield Pause(max(self.limits.look_every_s, wait_s), (self._stopping,))
 
     def _step_down(self, error: EvermarkError) -> None:
@@ -419,7 +423,7 @@ def _excused(failed: Mapping[int, EvermarkError], resumes: Mapping[int, Resume])
     return {p: (excuse(p) or error) if isinstance(error, GapError) else error for p, error in failed.items()}
 
 
-def _fenced(taker: Taker, partitions: Sequence[int]) -> Mapping[int, Fenced]:
+def _fenced(taker: BatchTaker, partitions: Sequence[int]) -> Mapping[int, Fenced]:
     """None of them if one fails: begun one by one, they say which."""
     try:
         return taker.fence(partitions)
@@ -427,7 +431,7 @@ def _fenced(taker: Taker, partitions: Sequence[int]) -> Mapping[int, Fenced]:
         return {}
 
 
-def _begun(taker: Taker, partition: int, fenced: Fenced | None) -> Resume:
+def _begun(taker: BatchTaker, partition: int, fenced: Fenced | None) -> Resume:
     try:
         return taker.begin(partition, fenced)
     except EvermarkError as error:

@@ -7,18 +7,19 @@ come back, and only this loop commits them.
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from evermark.error_policy import backoff_s
-from evermark.errors import EvermarkError, GapError
+from evermark.errors import EngineError, EvermarkError, GapError
 from evermark.event import Seen
 from evermark.event_file import Rows
+from evermark.ingest.batch_taker import BatchTaker, WrittenBatch, take_each
 from evermark.ingest.dedup import RecentIds, looked_up_from
 from evermark.ingest.gaps import GapLimits, JumpWatch
 from evermark.ingest.pieces import Piece, error_fields, pieces_of
-from evermark.ingest.take import Taken, Taker, take_each
 from evermark.ingest.task_reports import WHOLE_SOURCE, Gathered, gather
 from evermark.progress import PATIENT_S, Progress
 from evermark.runtime import Pause, Runtime, Steps, Wake, any_set, run_through
@@ -194,7 +195,7 @@ class SourceReading:
     on_batch: Callable[[float], None] = lambda _: None  # how many seconds it took to take a batch
     recent: RecentIds | None = None
     gaps: GapLimits = field(default_factory=GapLimits)
-    newest: Callable[[Sequence[int]], Mapping[int, Seen]] = lambda _: {}  # as `SourceWorks.newest`
+    newest: Callable[[Sequence[int]], Mapping[int, Seen]] = lambda _: {}  # as `SourceTools.newest`
     on_jump: Callable[[int, float], None] = lambda _partition, _jump_s: None
     rows_before: int | None = None  # of the last batch; None: not known
     seats: Seats = field(default_factory=Seats)
@@ -210,12 +211,13 @@ class SourceReading:
         # Of many that begin at once nobody knows which is busy: each is asked now, and then as one that was long idle.
         self._news_at = self.runtime.monotonic() - (0.0 if self.seats.are_enough() else _LONG_IDLE_S)
         self._ends: tuple[Wake, ...] = ()
+        self._doubtful = False  # a feed ended: who answers now may be another place than the one we left
 
     def run(
         self,
         plan: ReadPlan,
-        taker: Taker,
-        on_taken: Callable[[Taken], None],
+        taker: BatchTaker,
+        on_taken: Callable[[WrittenBatch], None],
         ends: Sequence[Wake],
         cuts: Sequence[Wake] = (),
     ) -> Mapping[int, EvermarkError]:
@@ -224,8 +226,8 @@ class SourceReading:
     def steps(
         self,
         plan: ReadPlan,
-        taker: Taker,
-        on_taken: Callable[[Taken], None],
+        taker: BatchTaker,
+        on_taken: Callable[[WrittenBatch], None],
         ends: Sequence[Wake],
         cuts: Sequence[Wake] = (),
     ) -> Steps[Mapping[int, EvermarkError]]:
@@ -240,6 +242,7 @@ class SourceReading:
                 if self.recent is not None:
                     self.recent.forget_read()
                 try:
+                    self._require_known()
                     rows = yield from self._fed() if self._feeds else self._asked()
                 except EvermarkError as error:
                     return {WHOLE_SOURCE if error.partition is None else error.partition: error}
@@ -254,19 +257,19 @@ class SourceReading:
                 gathered, written_at = gather(rows, taker.epoch), self.runtime.monotonic()
                 self._progress.alive()
                 self._ask_for_evidence(gathered)
-                failed = {**gathered.failed, **take_each(taker, gathered.taken, on_taken, self._feeds)}
-                self._remember(each for each in gathered.taken if each.partition not in failed)
+                failed = {**gathered.failed, **take_each(taker, gathered.written, on_taken, self._feeds)}
+                self._remember(each for each in gathered.written if each.partition not in failed)
                 self._go_on()
                 failed = failed or taker.save_due(self._at, self._feeds)
                 if failed:
                     return failed
-                for taken in gathered.taken:
-                    self._at[taken.partition] = taken.end
-                    self._batches[taken.partition] += bool(taken.files)
+                for written in gathered.written:
+                    self._at[written.partition] = written.end
+                    self._batches[written.partition] += bool(written.files)
                 self._progress.alive()
                 # Rows of a copy say nothing of how much the source has to be asked for.
-                count = sum(taken.rows - taken.ready for taken in gathered.taken)
-                if any(taken.rows for taken in gathered.taken):
+                count = sum(written.rows - written.ready for written in gathered.written)
+                if any(written.rows for written in gathered.written):
                     self.on_batch(self.runtime.monotonic() - written_at)
                 if any_set(self._ends):
                     self.rows_before = count
@@ -286,20 +289,21 @@ class SourceReading:
 
     def _ask_for_evidence(self, gathered: Gathered) -> None:
         """Before a batch behind a jump in time is taken: if something is missing there, the batch must wait for it."""
-        for taken in list(gathered.taken):
-            jump_s = self._jumps.jump_s(taken)
+        for written in list(gathered.written):
+            jump_s = self._jumps.jump_s(written)
             if jump_s is None:
                 continue
-            self.on_jump(taken.partition, jump_s)
+            self.on_jump(written.partition, jump_s)
             try:
-                self.of.source.check({taken.partition: taken.start}, self.newest([taken.partition]))
+                newest = self.newest([written.partition])
+                self.of.source.require_whole(written.partition, written.start, written.end, newest)
             except GapError as error:
-                gathered.failed[taken.partition] = error
-                gathered.taken.remove(taken)
+                gathered.failed[written.partition] = error
+                gathered.written.remove(written)
             except EvermarkError:
                 pass  # it cannot be asked just now; reading itself will say so
 
-    def _remember(self, batches: Iterable[Taken]) -> None:
+    def _remember(self, batches: Iterable[WrittenBatch]) -> None:
         for taken in batches:
             self._jumps.taken([taken])
             if self.recent is not None:
@@ -331,8 +335,16 @@ class SourceReading:
     def _feed_ended(self, error: EvermarkError) -> None:
         now = self.runtime.monotonic()
         self._choice.failed(now - self._feeds_began, now)
+        self._doubtful = True
         self._close_feeds()
         self.on_feed_ended(error)
+
+    def _require_known(self) -> None:
+        """What ended a feed may have been a restored copy that took the place's address: it is never read unasked."""
+        if self._doubtful:
+            self._progress.alive(PATIENT_S)
+            self.of.source.check(self._at, self.newest(list(self._at)))
+            self._doubtful = False
 
     def _close_feeds(self) -> None:
         for feed in self._feeds.values():
@@ -419,5 +431,19 @@ class SourceReading:
         rows_before = plan.rows_logged if self.rows_before is None else self.rows_before
         self._beside = reads_beside(len(pieces), rows_before, self._beside)
         if self._beside and self.write_beside is not None:
-            return [*rows, *self.write_beside(pieces)]
+            written = self.write_beside(pieces)
+            _require_all(pieces, written)
+            return [*rows, *written]
         return [*rows, *(self.of.written(piece, self.recent) for piece in pieces)]
+
+
+def _require_all(pieces: Sequence[Piece], reports: Iterable[Mapping[str, Any]]) -> None:
+    """A batch goes to its end whatever was reported: without this, rows of a report that got lost would be passed over
+    in silence."""
+    missing = Counter(piece.slice.partition for piece in pieces)
+    missing.subtract(row.get("partition", WHOLE_SOURCE) for row in reports)
+    if any(missing.values()):
+        raise EngineError(
+            f"of {len(pieces)} tasks that read, the reports are missing, or came twice: {dict(missing)} by partition",
+            hint="the batch is read again",
+        )

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from evermark.checkpoints.base import Checkpoint
-from evermark.errors import EvermarkError, FormatError
+from evermark.errors import EvermarkError
 from evermark.ingest.dedup import repeats_to
 from evermark.log.base import Tail
 from evermark.log.head import Head
+from evermark.log.opened import require_whole
 
 
 @dataclass(frozen=True)
@@ -32,16 +33,6 @@ def resume(tail: Tail, head: Head | None, checkpoint: Checkpoint | None, logged_
     require_whole(tail.batch, max(head.batch if head else 0, checkpoint.batch if checkpoint else 0), where)
     position = _position(tail, head, checkpoint, logged_to)
     return Resume(position, tail.batch, repeats_to(position, logged_to), rows=tail.rows)
-
-
-def require_whole(logged: int, taken: int, where: str) -> None:
-    """The log has what was taken: both are batches, the last of each."""
-    if logged < taken:
-        raise FormatError(
-            f"the log of {where} ends at batch {logged}, but batch {taken} was taken",
-            hint="the log's folder was replaced or restored from a backup: put the newer one back, or run"
-            " `evermark checkpoint reset` to take the missing part from the source again",
-        )
 
 
 def _position(tail: Tail, head: Head | None, checkpoint: Checkpoint | None, logged_to: str | None) -> str | None:

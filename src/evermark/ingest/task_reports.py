@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from evermark.errors import EvermarkError, of_kind
-from evermark.ingest.take import Taken
+from evermark.ingest.batch_taker import WrittenBatch
 from evermark.log.base import LogFile
 
 WHOLE_SOURCE = -1
@@ -18,7 +18,7 @@ WHOLE_SOURCE = -1
 class Gathered:
     """Partitions with every slice written, and the first error of each other partition."""
 
-    taken: list[Taken] = field(default_factory=list)
+    written: list[WrittenBatch] = field(default_factory=list)
     failed: dict[int, EvermarkError] = field(default_factory=dict)
 
 
@@ -33,17 +33,17 @@ def gather(rows: Iterable[Mapping[str, Any]], epoch: int) -> Gathered:
         if error is not None:
             out.failed[partition] = of_kind(error.get("kind", ""), error.get("message", ""), error.get("hint", ""))
         else:
-            out.taken.append(_taken(partition, mine, epoch))
+            out.written.append(_written(partition, mine, epoch))
     return out
 
 
-def _taken(partition: int, rows: list[Mapping[str, Any]], epoch: int) -> Taken:
+def _written(partition: int, rows: list[Mapping[str, Any]], epoch: int) -> WrittenBatch:
     first = rows[0]
     files = tuple(LogFile(**file) for row in rows for file in row.get("files", ()))
     duplicates, ready, controls = (
         sum(int(row.get(name, 0)) for row in rows) for name in ("duplicates", "ready", "controls")
     )
     fresh = first.get("fresh") if len(rows) == 1 else None
-    return Taken(
+    return WrittenBatch(
         partition, first["batch"], epoch, first["start"], first["end"], files, duplicates, ready, controls, fresh
     )

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 
-from deltalake.exceptions import DeltaError
+from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from evermark import failpoint
 from evermark.errors import ConflictError, StaleError
@@ -20,7 +20,15 @@ from evermark.log.base import Append, LogFile, Tail
 from evermark.log.commits import Action, commit_actions, put_commit, read_commit, require_protocol
 from evermark.log.disk import require_files
 from evermark.log.format import CommitNote, FenceNote, app_id, note_of, pack, unpack
-from evermark.log.table import NO_HOOKS, TableHandle, commit_file, commit_identity, last_checkpoint, missing_columns
+from evermark.log.opened import gone
+from evermark.log.table import (
+    NO_HOOKS,
+    TableHandle,
+    commit_file,
+    commit_identity,
+    last_delta_checkpoint,
+    missing_columns,
+)
 from evermark.storage import Place, storage_of, trouble_is_said
 
 _COMMIT_TRIES_MAX = 20
@@ -30,9 +38,13 @@ _NOTES_SEARCHED_MAX = 5_000
 class DeltaLog:
     """`AppendLog` over a Delta table. One owner, one thread at a time."""
 
-    def __init__(self, folder: Place, *, pause: Callable[[float], None] = time.sleep) -> None:
+    def __init__(self, folder: Place, *, taken: int = 0, pause: Callable[[float], None] = time.sleep) -> None:
+        """Where there is no table it is made; but `taken`, the last batch known to have been in it, must be 0 then."""
         self.folder = folder
-        self._handle = TableHandle(folder, create=True)
+        try:
+            self._handle = TableHandle(folder, create=taken == 0)
+        except TableNotFoundError:
+            raise gone(folder, f"batch {taken} was in it") from None
         self._version = -1  # up to which commits are known
         self._applications: dict[str, int] = {}  # as the commits that we have read left them
         self._notes: dict[int, CommitNote] = {}  # the last seen of each partition
@@ -98,7 +110,7 @@ class DeltaLog:
             storage.sync(self.folder)
             self._catch_up()
             for path in self._unsynced(self._version):
-                with suppress(FileNotFoundError):  # cleaned since, behind a checkpoint that is durable
+                with suppress(FileNotFoundError):  # cleaned since, behind a Delta checkpoint that is durable
                     storage.sync(path)
             storage.sync(self.folder / "_delta_log")
             if self._synced is None:
@@ -146,7 +158,7 @@ class DeltaLog:
         storage = storage_of(self.folder)
         if storage.durable_at_once:
             return not storage.exists(commit_file(self.folder, self._version))
-        return last_checkpoint(self.folder) > self._version
+        return last_delta_checkpoint(self.folder) > self._version
 
     def _learn(self, version: int, actions: Iterable[Action]) -> None:
         for action in actions:
@@ -163,14 +175,14 @@ class DeltaLog:
     def _tail(self, partition: int) -> tuple[int, int]:
         application = app_id(partition)
         if application not in self._applications:
-            checkpoint = last_checkpoint(self.folder)
+            checkpoint = last_delta_checkpoint(self.folder)
             self._look_back(lambda: application in self._applications, checkpoint)
             if application not in self._applications:
                 self._applications[application] = self._in_table(application) if self._looked_to >= 0 else 0
         return unpack(self._applications[application])
 
     def _in_table(self, application: str) -> int:
-        """The library reads all commits since the checkpoint for each that it is asked for."""
+        """The library reads all commits since the Delta checkpoint for each that it is asked for."""
         with trouble_is_said(self.folder):
             return self._handle.table.transaction_version(application) or 0
 
@@ -197,7 +209,7 @@ class DeltaLog:
             if not put_commit(self.folder, version, actions):
                 return False
         # An owner that slept through the cleaning of commits meets no conflict: its version is one no reader reads.
-        if last_checkpoint(self.folder) > version:
+        if last_delta_checkpoint(self.folder) > version:
             return False
         self._own.add(version)
         self._learn(version, actions)
@@ -219,7 +231,7 @@ class DeltaLog:
         except (DeltaError, OSError) as error:
             self._refusal = error
             return False
-        return last_checkpoint(self.folder) <= self._handle.table.version()
+        return last_delta_checkpoint(self.folder) <= self._handle.table.version()
 
     def _note(self, partition: int, batch: int) -> CommitNote | None:
         self._look_back(lambda: partition in self._notes, max(-1, self._version - _NOTES_SEARCHED_MAX))

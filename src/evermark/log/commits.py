@@ -69,7 +69,7 @@ def commit_actions(
         }
         for file in files
     ]
-    # A tombstone without a time leaves with the next checkpoint: the files themselves are ours to remove, by age.
+    # A tombstone without a time leaves with the next Delta checkpoint: the files themselves are ours to remove, by age.
     gone = [
         {"path": path, "dataChange": data_change, "deletionTimestamp": 0, "extendedFileMetadata": False, "size": size}
         for path, size in removed

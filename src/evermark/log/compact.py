@@ -14,7 +14,7 @@ from pathlib import Path
 from evermark.errors import FormatError
 from evermark.event import EVENT, with_all_columns
 from evermark.log.base import LogFile
-from evermark.log.opened import opened
+from evermark.log.opened import rows_of
 from evermark.log.read import FileRange
 from evermark.log.write import FileWriter
 from evermark.storage import Place, trouble_is_said
@@ -28,7 +28,6 @@ LARGE_ROWS, LARGE_FAN_IN = 50_000, 128
 SIZE_ENOUGH = 32 * 1024 * 1024
 SIZE_MAX = 128 * 1024 * 1024
 _FILES_MAX = 512
-_READ_ROWS = 32_768
 
 _LEVEL = re.compile(r"-c(\d)-")
 
@@ -73,10 +72,9 @@ def merge(folder: Place, group: Sequence[FileRange]) -> LogFile:
         writer = FileWriter(folder, f"p{group[0].partition_min}-c{level}-b{group[0].batch_min}")
         try:
             for file in group:
-                with opened(file.path) as parquet:
-                    for batch in parquet.iter_batches(_READ_ROWS, use_threads=False):
-                        whole = batch.schema.equals(EVENT)
-                        writer.write(batch if whole else with_all_columns(batch, EVENT).cast(EVENT))
+                for batch in rows_of(file.path):
+                    whole = batch.schema.equals(EVENT)
+                    writer.write(batch if whole else with_all_columns(batch, EVENT).cast(EVENT))
             merged = writer.finish()
             if merged.rows != sum(f.rows for f in group):
                 raise FormatError(

@@ -1,23 +1,16 @@
 """A stream's table, kept beside its log, so that the next reader reads only the events that came since.
 
-`<log>/<source>/_tables/<digest of the stream>/` holds Parquet files of KEPT rows in layers: the lowest has a row for
-each key, every later one the rows of keys that events spoke of since. `kept.json` names the layers, and says up to
-which batch of each partition they hold everything. Nothing in it is truth: it may be deleted at any time, and what does
-not fit the log (another log, batches set aside or removed by retention, a damaged file) is not used.
+It is kept in layers (`kept_shelf.py`). Here it is told which of them may be used, when some become one, and how the
+events that came since are read. Layers that do not fit the log (another log, batches set aside or removed by retention)
+are not used.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 import secrets
-import shutil
-import time
-import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,12 +18,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
-from evermark.disk import sync_file, sync_folder, write_whole
 from evermark.log.format import KEPT
-from evermark.log.frames import KEPT_SCHEMA, files_frame
-from evermark.log.implied import (
+from evermark.log.frames import files_frame, frame_of
+from evermark.log.implied_table import (
     TABLE,
     Truncates,
     implied_table,
@@ -40,82 +31,37 @@ from evermark.log.implied import (
     table_of,
     without_forgettable,
 )
+from evermark.log.kept_shelf import KeptFile, Layer, Mark, Shelf, described, images_of, remember_checksum, write_kept
 from evermark.log.newest_rows import RECORD_OPS, NewestRows, NotPlain, Part, Wanted, buckets_for, parts_of, runs_of
-from evermark.log.read import FileRange
+from evermark.log.opened import damage_is_said, opened
+from evermark.log.read import FileRange, LogReader
 from evermark.log.row_reader import row_groups
-from evermark.storage import Place
+from evermark.log.small_table import small_tables
+from evermark.storage import Place, is_url
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-FORMAT = 2
-FOLDER = "_tables"
 # Of smaller logs nothing is kept: reading them takes no time.
 KEPT_FROM_ROWS = 50_000
-# A log that is looked at here and now: its payloads may be many times as large as its files.
+# A log that is looked at here and now.
 SMALL_LOG_BYTES = 8 * 1024 * 1024
-# So many events are looked at where they are asked for; more, by Spark's tasks.
+SMALL_LOG_FILES = 1000
+# So many events are looked at where they are asked for; more, by Spark's tasks. A row group is read as a whole.
 HERE_ROWS_MAX = 200_000
+HERE_GROUP_BYTES_MAX = 128 * 1024 * 1024
 # Later layers become one when they are so many, and become part of the lowest when they are so large.
 LAYERS_MAX = 16
 SHARE_MAX = 0.25
 # Of the later layers the newest become one at once, by Arrow, as long as they are this small: of several, Spark has to
 # find the newest row of each key, by a shuffle.
 MERGED_ROWS_MAX = 100_000
-MERGED_BYTES_MAX = 16 * 1024 * 1024
+MERGED_BYTES_MAX = 64 * 1024 * 1024
 SMALL_ROWS = 20_000
 FEW_ROWS = 1_000_000
-UNUSED_AGE_S = 3600.0
+TOO_LARGE = (pa.ArrowInvalid, pa.ArrowCapacityError)  # texts of more than 2 GiB in one array
+NO_ROWS = pa.schema([KEPT.field(name) for name in TABLE]).empty_table()
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_CHECKSUMS: dict[tuple[int, ...], int] = {}  # of files, as they were last changed
-_CHECKSUMS_MAX = 10_000
-
-
-@dataclass(frozen=True)
-class KeptFile:
-    name: str
-    rows: int
-    size: int
-    crc: int
-
-
-@dataclass(frozen=True)
-class Mark:
-    """How far a partition was read: its last batch, how many events it had up to there, and when that batch was taken,
-    which tells it from another batch of this number."""
-
-    batch: int
-    rows: int
-    taken_us: int
-
-
-@dataclass(frozen=True)
-class Layer:
-    """Its own files; all else is said of this layer with all below it."""
-
-    files: tuple[KeptFile, ...]
-    marks: Mapping[int, Mark]
-    partitions: tuple[int, ...]  # that have events of the stream
-    truncates: tuple[Truncates, ...] = ()
-    moment_us_max: int | None = None  # no event is later; None: not known
-
-    @property
-    def rows(self) -> int:
-        return sum(file.rows for file in self.files)
-
-    @property
-    def size(self) -> int:
-        return sum(file.size for file in self.files)
-
-
-def layer_from(body: Mapping[str, Any]) -> Layer:
-    return Layer(
-        tuple(KeptFile(**{**file, "name": Path(file["name"]).name}) for file in body["files"]),
-        {int(partition): Mark(**mark) for partition, mark in body["marks"].items()},
-        tuple(body["partitions"]),
-        tuple(Truncates(**one) for one in body["truncates"]),
-        body["moment_us_max"],
-    )
 
 
 def usable(layers: Sequence[Layer], as_of: datetime | None, fits: Callable[[Layer], bool]) -> list[Layer]:
@@ -136,23 +82,15 @@ def to_fold(layers: Sequence[Layer]) -> int | None:
     return 1 if len(layers) > LAYERS_MAX else None
 
 
-def to_merge(layers: Sequence[Layer]) -> int | None:
-    """From which layer on all are made one where they are asked for; None: they stay."""
+def to_merge(layers: Sequence[Layer], size_of: Callable[[Layer], int]) -> int | None:
+    """From which layer on all are made one where they are asked for; None: they stay. `size_of`: in memory."""
     first, rows, size = len(layers), 0, 0
     while first > 1:
-        rows, size = rows + layers[first - 1].rows, size + layers[first - 1].size
+        rows, size = rows + layers[first - 1].rows, size + size_of(layers[first - 1])
         if rows > MERGED_ROWS_MAX or size > MERGED_BYTES_MAX:
             break
         first -= 1
     return first if len(layers) - first > 1 else None
-
-
-def newest_of_each(tables: Sequence[pa.Table]) -> pa.Table:
-    """Rows of KEPT: of each key of a partition, the rows of the first table that has the key."""
-    rows = pa.concat_tables(tables)
-    codes = rows["row_key"].combine_chunks().dictionary_encode().indices.to_numpy().astype(np.int64)
-    _, firsts = np.unique((codes << 32) + rows["partition"].to_numpy(), return_index=True)
-    return rows.take(pa.array(np.sort(firsts)))
 
 
 def moment_us_max(files: Iterable[FileRange]) -> int | None:
@@ -215,178 +153,9 @@ class LogFiles:
 def _rows_about(files: Sequence[FileRange], batch: int, *, to: bool = False) -> Iterator[pa.Table]:
     """Batch and time of the row groups that may hold the batch; `to`: or one before it."""
     for file in files:
-        with pq.ParquetFile(file.path) as parquet:
+        with damage_is_said(file.path), opened(file.path) as parquet:
             for group, _ in row_groups(parquet, "batch", lambda s: s.min <= batch and (to or batch <= s.max)):
                 yield parquet.read_row_group(group, columns=["batch", "ingested_at"], use_threads=False)
-
-
-def forget_kept(log: Place) -> None:
-    """Events have left the log: what was made of them is used no more, and its files go when their readers are done."""
-    if not isinstance(log, Path):
-        return
-    for known in (log / FOLDER).glob("*/kept.json"):
-        with suppress(OSError):
-            for path in known.parent.glob("*.parquet"):
-                os.utime(path)
-            known.unlink()
-
-
-def remove_forgotten(log: Place, now: float) -> None:
-    if not isinstance(log, Path):
-        return
-    for folder in (log / FOLDER).glob("*"):
-        if (folder / "kept.json").exists():
-            continue
-        for path in folder.glob("*"):
-            with suppress(OSError):
-                if path.is_file() and now - path.stat().st_mtime >= UNUSED_AGE_S:
-                    path.unlink()
-
-
-@dataclass
-class Shelf:
-    """The folder of one stream's kept table. Two processes that write it at once do not harm each other: each writes
-    files of its own, and the later `kept.json` stays."""
-
-    log: Path
-    stream: str
-    clock: Callable[[], float] = time.time
-    folder: Path = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.folder = self.log / FOLDER / hashlib.sha256(self.stream.encode()).hexdigest()[:32]
-
-    def layers(self) -> list[Layer]:
-        """As they were written; none where anything is not as it was written."""
-        layers = self._named()
-        try:
-            return layers if all(self._is_whole(file) for layer in layers for file in layer.files) else []
-        except OSError:
-            return []
-
-    def _named(self) -> list[Layer]:
-        """As `kept.json` has them, whatever their files are."""
-        try:
-            body = json.loads((self.folder / "kept.json").read_text())
-            if body["format"] != FORMAT or body["stream"] != self.stream:
-                return []
-            return [layer_from(layer) for layer in body["layers"]]
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            return []
-
-    def _is_whole(self, file: KeptFile) -> bool:
-        path = self.folder / file.name
-        return path.stat().st_size == file.size and _crc(path) == file.crc
-
-    def frame(self, spark: SparkSession, layer: Layer) -> DataFrame:
-        return files_frame(spark, [str(self.folder / file.name) for file in layer.files], KEPT_SCHEMA)
-
-    def open(self) -> bool:
-        """Make the folder; False where nothing can be kept."""
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-        except OSError:
-            return False
-        return os.access(self.folder, os.W_OK)
-
-    def keep(self, layers: Sequence[Layer]) -> None:
-        used = {file.name for layer in layers for file in layer.files}
-        for layer in self._named():
-            for file in layer.files:
-                if file.name not in used:
-                    with suppress(FileNotFoundError):  # a reader was given it a moment ago: its hour begins now
-                        os.utime(self.folder / file.name)
-        sync_folder(self.folder)
-        body = {"format": FORMAT, "stream": self.stream, "layers": [asdict(layer) for layer in layers]}
-        write_whole(self.folder / "kept.json", json.dumps(body), replace=True)
-        for path in self.folder.iterdir():
-            with suppress(OSError):
-                if path.name in used or path.name == "kept.json" or not self._is_old(path):
-                    continue
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
-
-    def _is_old(self, path: Path) -> bool:
-        return self.clock() - path.stat().st_mtime >= UNUSED_AGE_S
-
-    def written(self, frame: DataFrame) -> tuple[KeptFile, ...]:
-        """Files with these rows, by Spark."""
-        draft = self.folder / f"draft-{secrets.token_hex(8)}"
-        try:
-            frame.write.option("compression", "snappy").parquet(str(draft))
-            return tuple(self._moved(path) for path in sorted(draft.glob("*.parquet")))
-        except Exception as error:  # if it was not the disk but the query, the next try without keeping says so
-            raise OSError(f"the table of {self.stream} could not be kept") from error
-        finally:
-            shutil.rmtree(draft, ignore_errors=True)
-
-    def merged(self, layers: Sequence[Layer]) -> Sequence[Layer]:
-        """The layers as one; as they are where Spark has written one: it may have other types for the same."""
-        tables = [pq.read_table(self.folder / file.name) for layer in reversed(layers) for file in layer.files]
-        if any(table.schema != KEPT for table in tables):
-            return layers
-        path = self.folder / f"{secrets.token_hex(16)}.parquet"
-        write_kept(path, [newest_of_each(tables)])
-        return [replace(layers[-1], files=(described(path),))]
-
-    def _moved(self, path: Path) -> KeptFile:
-        target = self.folder / f"{secrets.token_hex(16)}.parquet"
-        path.rename(target)
-        return described(target)
-
-
-def write_kept(path: Path, tables: Iterable[pa.Table]) -> None:
-    """Rows of KEPT; no file is left where they cannot be written, or made."""
-    try:
-        with pq.ParquetWriter(path, KEPT, compression="snappy", use_dictionary=["op"]) as writer:
-            for rows in tables:
-                writer.write_table(rows)
-    except BaseException:
-        path.unlink(missing_ok=True)
-        raise
-
-
-def images_of(keys: Sequence[str], files: Sequence[Path]) -> dict[str, str | None]:
-    """The images that kept rows have of these keys, of each by the first file that has it; none of what is gone."""
-    wanted = pa.array(keys, pa.string())
-    found: dict[str, str | None] = {}
-    for path in files:
-        with pq.ParquetFile(path) as file:
-            for group in range(file.num_row_groups):
-                is_one = pc.is_in(file.read_row_group(group, columns=["row_key"])["row_key"], value_set=wanted)
-                if not pc.any(is_one).as_py():
-                    continue
-                rows = file.read_row_group(group, columns=["row_key", "gone", "payload"]).filter(is_one)
-                for row in rows.to_pylist():
-                    found.setdefault(row["row_key"], None if row["gone"] else row["payload"])
-    return found
-
-
-def described(path: Path) -> KeptFile:
-    sync_file(path)
-    return KeptFile(path.name, pq.read_metadata(path).num_rows, path.stat().st_size, _crc(path))
-
-
-def _crc(path: Path) -> int:
-    """Of a file as it was last changed: read once a process, which takes a tenth of a second for a million rows."""
-    known = _identity(path)
-    if (found := _CHECKSUMS.get(known)) is None:
-        found = 0
-        with path.open("rb") as file:
-            while piece := file.read(1 << 20):
-                found = zlib.crc32(piece, found)
-        _remember(known, found)
-    return found
-
-
-def _identity(path: Path) -> tuple[int, ...]:
-    now = path.stat()
-    return now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns
-
-
-def _remember(known: tuple[int, ...], checksum: int) -> None:
-    if len(_CHECKSUMS) >= _CHECKSUMS_MAX:
-        _CHECKSUMS.clear()
-    _CHECKSUMS[known] = checksum
 
 
 @dataclass(frozen=True)
@@ -410,19 +179,39 @@ class _Newest:
         try:
             rows = newest.batches(self.runs)
             write_kept(path, rows if self.below else map(_remembered, rows))
-        except (NotPlain, pa.ArrowInvalid, pa.ArrowCapacityError) as why:  # Arrow: keys of more than 2 GiB
+        except (NotPlain, *TOO_LARGE) as why:
             return {"not_plain": str(why)}
         except OSError as error:
             return {"failed": str(error)}
         return {"file": asdict(described(path)), "partitions": sorted(newest.partitions)}
 
-    def _images(self, keys: Sequence[str]) -> dict[str, str | None]:
+    def _images(self, keys: Sequence[str]) -> Iterator[dict[str, str | None]]:
         return images_of(keys, [self.folder / file.name for layer in reversed(self.below) for file in layer.files])
+
+
+def _are_read_here(parts: Iterable[Part]) -> bool:
+    """Whether each fits beside all else that this process does."""
+    return all(part.size <= HERE_GROUP_BYTES_MAX for part in parts)
 
 
 def _remembered(rows: pa.Table) -> pa.Table:
     """Without deletes that say no more than that there is nothing."""
     return rows.filter(pa.array(~(rows["gone"].to_numpy() & np.asarray(pc.is_null(rows["payload"]).to_numpy(), bool))))
+
+
+def here(
+    files: Sequence[FileRange], streams: Collection[str] | None = None, partition: int | None = None
+) -> dict[str, pa.Table] | None:
+    """The tables of these streams (of all) of a small log, found in the memory of this process; None where it takes
+    SQL."""
+    if sum(file.rows for file in files) >= KEPT_FROM_ROWS or sum(file.size for file in files) > SMALL_LOG_BYTES:
+        return None
+    if len(files) > SMALL_LOG_FILES or any(is_url(file.path) for file in files):
+        return None  # opened one after the other here, and side by side by tasks
+    try:
+        return small_tables([file.path for file in files], streams, partition)
+    except (NotPlain, *TOO_LARGE):
+        return None
 
 
 @dataclass
@@ -443,9 +232,16 @@ class KeptTable:
         if not isinstance(self.log, Path) or mixed:
             return implied_table(self.spark, self._events(self.files, (), as_of))
         if self._log.rows < KEPT_FROM_ROWS:
-            found = self._found_here() if as_of is None else None
-            return found if found is not None else implied_table(self.spark, self._events(self.files, (), as_of))
-        self._shelf = Shelf(self.log, self.stream)
+            found = here(self.files, [self.stream]) if as_of is None else None
+            if found is None:
+                return implied_table(self.spark, self._events(self.files, (), as_of))
+            return frame_of(self.spark, found.get(self.stream, NO_ROWS))
+        self._reader = LogReader(self.log)
+        forgotten = self._reader.forgotten()
+        # Of files that were replaced since they were listed it is not known how often events had been forgotten then.
+        if forgotten and not {file.path for file in self.files} <= {file.path for file in self._reader.files()}:
+            return self._told([], as_of)
+        self._shelf = Shelf(self.log, self.stream, forgotten=forgotten)
         layers = usable(self._shelf.layers(), as_of, self._log.fit)
         if as_of is None and self._shelf.open():
             try:
@@ -454,18 +250,6 @@ class KeptTable:
             except OSError:  # a full disk, say: what cannot be kept can still be told
                 pass
         return self._told(layers, as_of)
-
-    def _found_here(self) -> DataFrame | None:
-        """The table of a small log, in the memory of this process; None where it takes SQL."""
-        if sum(file.size for file in self.files) > SMALL_LOG_BYTES:
-            return None
-        try:
-            parts = parts_of([file.path for file in self.files])
-            found = list(NewestRows(Wanted(self.stream, {})).batches(runs_of(parts)))
-        except (NotPlain, pa.ArrowInvalid):
-            return None
-        rows = pa.concat_tables([KEPT.empty_table(), *found])
-        return self.spark.createDataFrame(rows.filter(pc.invert(rows["gone"])).select(TABLE))
 
     def _told(self, layers: Sequence[Layer], as_of: datetime | None) -> DataFrame:
         """Without keeping anything."""
@@ -494,10 +278,13 @@ class KeptTable:
             layers = self._by_sql(layers, fresh)
         if (first := to_fold(layers)) is not None:
             layers = [*layers[:first], self._folded(layers[first:], lowest=first == 0)]
-        elif (first := to_merge(layers)) is not None:
+        elif (first := to_merge(layers, self._shelf.size_of)) is not None:
             layers = [*layers[:first], *self._shelf.merged(layers[first:])]
-        self._shelf.keep(layers)
+        self._shelf.keep(layers, self._is_current)
         return layers
+
+    def _is_current(self) -> bool:
+        return self._reader.forgotten() == self._shelf.forgotten
 
     def _plain(self, layers: Sequence[Layer], fresh: Sequence[FileRange]) -> Layer:
         marks = layers[-1].marks if layers else {}
@@ -512,7 +299,8 @@ class KeptTable:
         if not (buckets := buckets_for(rows)):
             raise NotPlain("the log is too large for this way")
         work = _Newest(self._shelf.folder, Wanted(self.stream, after, 0, buckets), runs_of(parts), layers)
-        told = [work.bucket(0)] if rows <= HERE_ROWS_MAX else self._by_tasks(work, buckets)
+        here = rows <= HERE_ROWS_MAX and _are_read_here(parts)
+        told = [work.bucket(0)] if here else self._by_tasks(work, buckets)
         for one in told:
             if "failed" in one:
                 raise OSError(one["failed"])
@@ -522,8 +310,8 @@ class KeptTable:
         if len(partitions) > 1:
             raise NotPlain("its events are in several partitions")
         files = tuple(KeptFile(**one["file"]) for one in told)
-        for file in files:  # a task has just written it, and read it for its checksum
-            _remember(_identity(self._shelf.folder / file.name), file.crc)
+        for file in files:
+            remember_checksum(self._shelf.folder, file)
         return self._layer(files, partitions, (), layers, fresh)
 
     def _by_tasks(self, work: _Newest, buckets: int) -> list[dict[str, Any]]:

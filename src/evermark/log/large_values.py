@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
 
@@ -20,6 +20,12 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 LACKS = f"exists(flags, flag -> startswith(flag, '{UNKNOWN}'))"
+
+# The image of a record: as a text, or taken apart into the texts of names and values. That takes long where values are
+# large, so it stays apart from one event of the record to the next.
+Image: TypeAlias = str | dict[str, str]
+# So many characters are given back at a time: of a large value that was left out many rows may have a copy.
+PIECE_SIZE = 16 * 1024 * 1024
 
 # Where images of a record stand that had another key before.
 _MOVES = f"""
@@ -32,8 +38,8 @@ _CROSSED = "stream string, partition int, row_key string, shared bigint"
 
 
 def with_large_values(spark: SparkSession, marks: DataFrame, events: DataFrame) -> DataFrame:
-    """The marks that `implied.py` made of the events, with whole payloads where an image from before has what they
-    lack. A value that no image has stays absent.
+    """The marks that `implied_table.py` made of the events, with whole payloads where an image from before has what
+    they lack. A value that no image has stays absent.
 
     Marks may say of a row that is kept: `is_kept`, with its image in `kept`.
     """
@@ -74,7 +80,8 @@ def filling() -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """What a task does with marks in their order. Functions inside of functions are sent to Spark's workers as they
     stand: the workers need not have this program.
     """
-    filled, prefix = _merging(), UNKNOWN
+    filled, written = merging()
+    prefix, size_max = UNKNOWN, PIECE_SIZE
     names = ("stream", "partition", "alone", "shared", "row_key", "previous_key", "gone", "moved", "flags", "payload")
 
     def nothing(batch: pa.RecordBatch) -> list[None]:
@@ -82,8 +89,9 @@ def filling() -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
 
     def fill(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         group: list[object] | None = None
-        standing: dict[str, str | None] = {}
+        standing: dict[str, Image | None] = {}
         for batch in batches:
+            first, size = 0, 0
             columns = [batch.column(batch.schema.get_field_index(name)).to_pylist() for name in names]
             # Of a table that is kept; not there where it is made of all events.
             dropped, is_kept, kept = (
@@ -102,11 +110,22 @@ def filling() -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
                 lacks = [flag[len(prefix) :] for flag in flags or () if flag.startswith(prefix)]
                 earlier = standing.get(row_key if left_key is None else left_key)
                 if lacks and not moved and not gone and payload is not None and earlier is not None:
-                    payload = payloads[number] = filled(payload, earlier, lacks)
-                standing[row_key] = None if gone or moved else payload
-            at = batch.schema.get_field_index("payload")
-            kind = batch.schema.field(at)
-            yield batch.set_column(at, kind, pa.array(payloads, kind.type))
+                    standing[row_key] = filled(payload, earlier, lacks)
+                    payloads[number] = written(standing[row_key])
+                    size += len(payloads[number])
+                else:
+                    standing[row_key] = None if gone or moved else payload
+                # What was left out is many times as large as what came.
+                if size >= size_max:
+                    yield with_payloads(batch, payloads, first, number + 1)
+                    payloads[first : number + 1] = [None] * (number + 1 - first)
+                    first, size = number + 1, 0
+            yield with_payloads(batch, payloads, first, batch.num_rows)
+
+    def with_payloads(batch: pa.RecordBatch, payloads: list[str | None], first: int, end: int) -> pa.RecordBatch:
+        at = batch.schema.get_field_index("payload")
+        kind = batch.schema.field(at)
+        return batch.slice(first, end - first).set_column(at, kind, pa.array(payloads[first:end], kind.type))
 
     return fill
 
@@ -123,7 +142,7 @@ class Unfinished:
 
     def __init__(self) -> None:
         self._events: dict[str, list[dict[str, Any]]] = {}
-        self._filled = _merging()
+        self._filled, self._written = merging()
 
     def keys(self) -> list[str]:
         return list(self._events)
@@ -141,23 +160,33 @@ class Unfinished:
                 whole[key] = self._whole(self._events.pop(key), None)
         return list(whole.values())
 
-    def rest(self, images: Mapping[str, str | None]) -> list[dict[str, Any]]:
-        """The newest event of each record that is left; `images` are those before all events, by row key."""
-        left, self._events = self._events, {}
-        return [self._whole(events, images.get(key)) for key, events in left.items()]
+    def filled(self, images: Mapping[str, str | None]) -> list[dict[str, Any]]:
+        """The newest event of each of these records, whose images before all events these are, by row key."""
+        return [self._whole(self._events.pop(key), image) for key, image in images.items()]
+
+    def rest(self) -> list[dict[str, Any]]:
+        """The newest event of each record that is left: none had an image before all events."""
+        return self.filled(dict.fromkeys(self._events))
 
     def _whole(self, events: Sequence[dict[str, Any]], standing: str | None) -> dict[str, Any]:
         """The first of the events, whose payload has what the others tell of what it lacks."""
+        image: Image | None = standing
         for event in reversed(events):
             lacks, payload = lacked(event["flags"]), event["payload"]
-            if lacks and payload is not None and standing is not None and not event["gone"]:
-                payload = self._filled(payload, standing, lacks)
-            standing = None if event["gone"] else payload
-        return events[0] if events[0]["gone"] else events[0] | {"payload": standing}
+            if lacks and payload is not None and image is not None and not event["gone"]:
+                image = self._filled(payload, image, lacks)
+            else:
+                image = None if event["gone"] else payload
+        return events[0] if events[0]["gone"] else events[0] | {"payload": self._written(image)}
 
 
-def _merging() -> Callable[[str, str, Sequence[str]], str]:
-    """A payload with the columns that it lacks, out of an earlier one: texts, so that every digit stays as it is."""
+def merging() -> tuple[
+    Callable[[Image, Image, Sequence[str]], dict[str, str]],
+    Callable[[Image | None], str | None],
+]:
+    """How a payload gets the columns that it lacks, out of an earlier image, and how what came of it is written. Names
+    and values are texts as they stand in the payloads, so that every digit stays as it is.
+    """
     tokens = r'"[^"\\]*(?:\\.[^"\\]*)*"|[\[\]{},]'
 
     def members(text: str) -> Iterator[tuple[str, str]]:
@@ -172,12 +201,17 @@ def _merging() -> Callable[[str, str, Sequence[str]], str]:
                 at, colon = token.end(), -1
             depth += (found in "[{") - (found in "]}")
 
-    def filled(payload: str, earlier: str, lacks: Sequence[str]) -> str:
+    def filled(payload: Image, earlier: Image, lacks: Sequence[str]) -> dict[str, str]:
         """In the order of the earlier image: columns are added at the end, and none is moved."""
-        now, before = dict(members(payload)), dict(members(earlier))
-        wanted = {name for name in before if json.loads(name) in lacks and name not in now}
+        now, before = (dict(members(image)) if isinstance(image, str) else image for image in (payload, earlier))
+        wanted = {name for name in before if name not in now and json.loads(name) in lacks}
         order = [name for name in before if name in now or name in wanted]
         order += [name for name in now if name not in before]
-        return "{" + ",".join(f"{name}:{before[name] if name in wanted else now[name]}" for name in order) + "}"
+        return {name: before[name] if name in wanted else now[name] for name in order}
 
-    return filled
+    def written(image: Image | None) -> str | None:
+        if not isinstance(image, dict):
+            return image
+        return "{" + ",".join(f"{name}:{value}" for name, value in image.items()) + "}"
+
+    return filled, written

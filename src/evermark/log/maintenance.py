@@ -1,4 +1,4 @@
-"""Keeping the log quick: compaction, checkpoints, cleaning of `_delta_log`, replaced and orphaned files, retention.
+"""Keeping the log quick: compaction, Delta's checkpoints, cleaning of `_delta_log`, old and orphaned files, retention.
 
 Runs beside the writer, from its own handle, and conflicts with no append. Two processes that maintain one table cannot
 remove the same file twice: each commit counts up an application of its own, so the second is refused. New files are
@@ -22,10 +22,10 @@ from evermark.log.commits import Action, commit_actions, put_commit, read_commit
 from evermark.log.compact import groups_to_merge, merge
 from evermark.log.disk import require_files
 from evermark.log.forget import Forgotten
-from evermark.log.format import MAINTENANCE_APP_ID, MaintenanceNote
-from evermark.log.kept_table import forget_kept, remove_forgotten
+from evermark.log.format import FORGOTTEN_APP_ID, MAINTENANCE_APP_ID, MaintenanceNote
+from evermark.log.kept_shelf import forget_kept, remove_forgotten
 from evermark.log.read import FileRange, LogReader, files_at
-from evermark.log.table import CHECKPOINT_EVERY, TableHandle, commit_file, last_checkpoint
+from evermark.log.table import DELTA_CHECKPOINT_EVERY, TableHandle, commit_file, last_delta_checkpoint
 from evermark.log.unused import UnusedFiles
 from evermark.storage import Place, storage_of, trouble_is_said
 
@@ -113,12 +113,12 @@ class Maintenance:
             damaged = self._compact(report)
             if self.retention is not None and least_cursors is not None:
                 self._remove_old(report, self.retention, least_cursors)
-            self._checkpoint(report)
+            self._delta_checkpoint(report)
             if self._scanned_at is None or self.clock() - self._scanned_at >= SCAN_EVERY_S:
                 self._scanned_at = self.clock()
                 self._unused.look()
                 self._look_through_folder()
-                remove_forgotten(self.folder, self.clock())
+                remove_forgotten(self.folder, self.clock(), lambda: self._handle.counted(FORGOTTEN_APP_ID))
             elif self._lost:
                 asked = frozenset(sorted(self._lost)[:_ASKED_MAX])
                 self._lost = self._lost - asked | self._still_lost(asked)
@@ -147,7 +147,7 @@ class Maintenance:
             for path, file in there.items():
                 if path not in looked:
                     count = what.in_file(file)
-                    looked[path] = (count, what.rest_of(self.folder, file) if count else None)
+                    looked[path] = (count, what.rest_of(self.folder, file, list(there.values())) if count else None)
             tried = {path for path, (count, _) in looked.items() if count}
             if not tried:
                 return 0
@@ -155,7 +155,9 @@ class Maintenance:
             storage_of(self.folder).sync(self.folder)
             require_files(self.folder, rests)
             note = MaintenanceNote("forget", len(rests), len(tried))
-            if self._commit(table, note, rests, [there[path] for path in tried], data_change=True):
+            count = (table.transaction_version(FORGOTTEN_APP_ID) or 0) + 1
+            gone = [there[path] for path in tried]
+            if self._commit(table, note, rests, gone, data_change=True, counts={FORGOTTEN_APP_ID: count}):
                 break
         else:
             raise BusyError(
@@ -243,11 +245,13 @@ class Maintenance:
         removed: Sequence[FileRange],
         *,
         data_change: bool,
+        counts: Mapping[str, int] | None = None,
     ) -> bool:
         turn = (table.transaction_version(MAINTENANCE_APP_ID) or 0) + 1
         gone = [(Path(file.path).name, file.size) for file in removed]
         metadata = note.as_metadata()
-        actions = commit_actions({MAINTENANCE_APP_ID: turn}, added, metadata, gone, data_change=data_change)
+        applications = {MAINTENANCE_APP_ID: turn, **(counts or {})}
+        actions = commit_actions(applications, added, metadata, gone, data_change=data_change)
         if not self._put(table.version(), actions):
             # Another process was quicker; the next round sees its files. If this commit went through after all,
             # its new files are in use: so they are left to the search for orphans.
@@ -266,17 +270,17 @@ class Maintenance:
                         return False
                 version += 1
             # A process that slept through the cleaning of commits meets no conflict: nobody reads its version.
-            if last_checkpoint(self.folder) > version:
+            if last_delta_checkpoint(self.folder) > version:
                 return False
             if put_commit(self.folder, version + 1, actions):
-                return last_checkpoint(self.folder) <= version + 1
+                return last_delta_checkpoint(self.folder) <= version + 1
         return False
 
-    def _checkpoint(self, report: MaintenanceReport) -> None:
-        """A checkpoint, made durable, lets the commits before it go. All it speaks of must be durable before."""
-        last = last_checkpoint(self.folder)
+    def _delta_checkpoint(self, report: MaintenanceReport) -> None:
+        """A Delta checkpoint, made durable, lets the commits before it go. All it speaks of must be durable before."""
+        last = last_delta_checkpoint(self.folder)
         self._reader.files()
-        if self._reader.version - last < CHECKPOINT_EVERY:
+        if self._reader.version - last < DELTA_CHECKPOINT_EVERY:
             return
         table = self._handle.refresh()
         version = table.version()

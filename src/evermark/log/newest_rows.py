@@ -1,9 +1,9 @@
 """The newest event of every key of a stream, by Arrow alone: for the streams whose table is just that.
 
 It is, where all events of the stream are in one partition, none is a truncate, and none changed a key or might have
-(`implied.py` has the whole rule; an update whose two images both have its key changed none). Whether it is so is seen
-on the way; if not, `NotPlain` says why. Where the newest event lacks large values, the events before it are looked at,
-too, as long as they are not many.
+(`implied_table.py` has the whole rule; an update whose two images both have its key changed none). Whether it is so is
+seen on the way; if not, `NotPlain` says why. Where the newest event lacks large values, the events before it are looked
+at, too, as long as they are not many.
 
 Files are read from the newest to the oldest. Of each the columns that tell a key are read; payloads only where a key is
 met for the first time. Keys are split into buckets, so that the memory of a task has a bound.
@@ -12,11 +12,12 @@ met for the first time. Keys are split into buckets, so that the memory of a tas
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +26,7 @@ import pyarrow.compute as pc
 
 from evermark.event import UNKNOWN, with_all_columns
 from evermark.log.format import KEPT
-from evermark.log.kept_keys import all_kept
+from evermark.log.kept_keys import KeyCheck
 from evermark.log.large_values import Unfinished
 from evermark.log.opened import opened
 from evermark.log.row_reader import ROWS as _FIELDS
@@ -38,14 +39,18 @@ BUCKET_ROWS = 32_000_000
 BUCKETS_MAX = 16
 # Of records that lack values: events that are looked at as Python has them, and their images.
 UNFINISHED_MAX = 200_000
-UNFINISHED_BYTES_MAX = 256 * 1024 * 1024
+UNFINISHED_BYTES_MAX = 64 * 1024 * 1024
 _READERS = 2
 _GROUP_ROWS = 65_536
+_GROUP_BYTES = 32 * 1024 * 1024
 _LIGHT = ("partition", "stream", "op", "key", "previous_key", "batch", "schema_version", "before", "flags")
 _HEAVY = ("payload", "event_time", "schema_version", "event_id", "position", "tx")
 
 Mask = npt.NDArray[np.bool_]
 I64 = npt.NDArray[np.int64]
+
+
+_Read = TypeVar("_Read")
 
 
 class NotPlain(Exception):
@@ -61,6 +66,7 @@ class Part:
     rows: int
     batch_min: int
     batch_max: int
+    size: int = 0  # of its values, as they are before they are compressed
 
 
 @dataclass(frozen=True)
@@ -91,7 +97,8 @@ def parts_of(paths: Sequence[str]) -> list[Part]:
             statistics = group.column(at).statistics
             if statistics is None or not statistics.has_min_max:
                 raise NotPlain(f"{Path(path).name} has no statistics")
-            found.append(Part(path, number, group.num_rows, int(statistics.min), int(statistics.max)))
+            ends = int(statistics.min), int(statistics.max)
+            found.append(Part(path, number, group.num_rows, *ends, group.total_byte_size))
     return found
 
 
@@ -124,14 +131,17 @@ class _Keys:
 
 class NewestRows:
     """Of one bucket of keys. `batches` gives KEPT rows; afterwards `partitions` has the partitions that had events.
-    `images`: of records by their row keys, from before all events that are wanted.
+    `images`: of records by their row keys, from before all events that are wanted; in pieces, each record in one.
 
     Two threads read while a third one looks keys up: Arrow does both without holding Python up.
     """
 
-    def __init__(self, wanted: Wanted, images: Callable[[list[str]], Mapping[str, str | None]] = lambda _: {}) -> None:
+    def __init__(
+        self, wanted: Wanted, images: Callable[[list[str]], Iterable[Mapping[str, str | None]]] = lambda _: ()
+    ) -> None:
         self._wanted = wanted
         self._images = images
+        self._key_check = KeyCheck()
         self._unfinished = Unfinished()
         self._looked_at, self._looked_at_bytes = 0, 0  # of unfinished records
         self._seen = pa.array([], pa.string())
@@ -148,7 +158,10 @@ class NewestRows:
                         ahead = [readers.submit(self._light, part) for part in runs[number + 1]]
                     yield from self._run(readers, run, [each.result() for each in found])
                 if keys := self._unfinished.keys():
-                    yield _kept(self._unfinished.rest(self._images(keys)))
+                    for images in self._images(keys):
+                        yield _kept(self._unfinished.filled(images))
+                    if rest := self._unfinished.rest():
+                        yield _kept(rest)
             finally:
                 readers.shutdown(cancel_futures=True)
                 self._open = threading.local()
@@ -168,29 +181,21 @@ class NewestRows:
         np.maximum.at(newest, codes, batch)
         fresh = ~np.asarray(pc.is_in(names, value_set=self._seen).to_numpy(zero_copy_only=False), bool)
         self._seen = pa.concat_arrays([self._seen, names.filter(pa.array(fresh))])
-        # Several rows of a key in its newest batch: their positions, which are read with the rest, decide.
+        # Several rows of a key in its newest batch: their positions decide, which are read before the rest.
         stays = fresh[codes] & (batch == newest[codes])
-        ends = np.cumsum([len(each.row) for each in found])
-        begins = np.concatenate([[0], ends[:-1]])
         if len(apart := self._apart(names, codes[stays & np.concatenate([each.lacks for each in found])])):
             theirs = np.isin(codes, apart)
             stays &= ~theirs
-            rows = [
-                self._events(part, each.row[theirs[begin:end]])
-                for part, each, begin, end in zip(run, found, begins, ends, strict=True)
-                if theirs[begin:end].any()
-            ]
-            if whole := self._unfinished.add(row for some in rows for row in some):
+            rows = [row for part, numbers in _by_part(run, found, theirs) for row in self._events(part, numbers)]
+            if whole := self._unfinished.add(rows):
                 yield _kept(whole)
-        heavy = [
-            readers.submit(self._heavy, part, each.row[stays[begin:end]], codes[begin:end][stays[begin:end]])
-            for part, each, begin, end in zip(run, found, begins, ends, strict=True)
-            if stays[begin:end].any()
-        ]
-        if heavy:
-            table = _last_of_each(pa.concat_tables([each.result() for each in heavy]), len(names))
-            for first in range(0, table.num_rows, _GROUP_ROWS):
-                yield table.slice(first, _GROUP_ROWS)
+        left = np.flatnonzero(stays)
+        if len(twice := left[np.bincount(codes[left], minlength=len(names))[codes[left]] > 1]):
+            rivals = np.zeros(len(codes), bool)
+            rivals[twice] = True
+            positions = list(_read_ahead(readers, self._positions, _by_part(run, found, rivals)))
+            stays[twice[~_is_last(codes[twice], pa.concat_arrays(positions))]] = False
+        yield from _gathered(_read_ahead(readers, self._heavy, _by_part(run, found, stays)))
 
     def _apart(self, names: pa.Array, lacking: npt.NDArray[np.int32]) -> I64:
         """The numbers of keys whose newest event, or one as new, lacks values, and of those looked for already."""
@@ -222,28 +227,40 @@ class NewestRows:
         if not mine.any():
             return _Keys(pa.array([], pa.string()), batch[:0], np.empty(0, np.int64), np.empty(0, bool))
         _require_plain(table, mine)
-        if len(rows := np.flatnonzero(_may_have_moved(table) & mine)):
-            payload = self._read(part, ("payload",))["payload"]
-            told = [_one(column).take(pa.array(rows)) for column in (table["key"], payload, table["before"])]
-            if not all_kept(*told):
-                raise NotPlain("its updates may have changed keys without saying so")
         key = _one(table["key"])
         if key.null_count:
             key = pc.coalesce(key, _one(self._read(part, ("event_id",))["event_id"]))
         partitions = frozenset(int(number) for number in np.unique(partition[mine]))
         if wanted.buckets > 1:
             mine &= _bucket(key, wanted.buckets) == wanted.bucket
+        # All buckets together look at all updates.
+        if len(rows := np.flatnonzero(_may_have_moved(table) & mine)):
+            payload = self._read(part, ("payload",))["payload"]
+            told = [_one(column).take(pa.array(rows)) for column in (table["key"], payload, table["before"])]
+            if not self._key_check.all_kept(*told):
+                raise NotPlain("its updates may have changed keys without saying so")
         lacks = _lacking(_one(table["flags"]))
         if mine.all():
             return _Keys(key, batch, np.arange(len(batch)), lacks, partitions)
         row = np.flatnonzero(mine)
         return _Keys(key.take(pa.array(row)), batch[row], row, lacks[row], partitions)
 
-    def _heavy(self, part: Part, row: I64, code: npt.NDArray[np.int32]) -> pa.Table:
-        names = (*_HEAVY, "partition", "batch", "op", "key")
-        table = self._read(part, names)
+    def _positions(self, part: Part, row: I64) -> pa.Array:
+        return _one(self._read(part, ("position",))["position"]).take(pa.array(row))
+
+    def _heavy(self, part: Part, row: I64) -> pa.Table:
+        """KEPT rows."""
+        table = self._read(part, (*_HEAVY, "partition", "batch", "op", "key"))
         few = table if len(row) == table.num_rows else table.take(pa.array(row))
-        return few.append_column("code", pa.array(code))
+        coded = _one(few["op"])
+        op = coded.dictionary.take(coded.indices)
+        columns = {name: few[name] for name in ("partition", "key", *_HEAVY, "batch")} | {
+            "op": op,
+            "row_key": pc.coalesce(few["key"], few["event_id"]),
+            "gone": pc.equal(op, "delete"),
+        }
+        rows = few.num_rows
+        return pa.table([columns.get(f.name, pa.nulls(rows, f.type)) for f in KEPT], schema=KEPT)
 
     def _read(self, part: Part, columns: Sequence[str]) -> pa.Table:
         """Each thread has files of its own."""
@@ -306,26 +323,55 @@ def _bucket(key: pa.Array, buckets: int) -> npt.NDArray[np.int64]:
     return (last + 7 * other + sizes) % buckets
 
 
-def _last_of_each(found: pa.Table, names: int) -> pa.Table:
-    """KEPT rows: where a batch has several events of a key, the event at the greatest position counts."""
-    codes = found["code"].to_numpy()
-    twice = np.flatnonzero(np.bincount(codes, minlength=names)[codes] > 1)
-    if len(twice):
-        rivals = found.select(["code", "position"]).take(pa.array(twice))
-        order = pc.sort_indices(rivals, [("code", "ascending"), ("position", "ascending")]).to_numpy()
-        sorted_codes = codes[twice][order]
-        is_last = np.append(sorted_codes[1:] != sorted_codes[:-1], True)
-        stays = np.ones(len(codes), bool)
-        stays[twice[order[~is_last]]] = False
-        found = found.filter(pa.array(stays))
-    op = _one(found["op"])
-    columns = {name: found[name] for name in ("partition", "key", *_HEAVY, "batch")} | {
-        "op": op.dictionary.take(op.indices),
-        "row_key": pc.coalesce(found["key"], found["event_id"]),
-        "gone": pc.equal(op.dictionary.take(op.indices), "delete"),
-    }
-    rows = found.num_rows
-    return pa.table([columns.get(f.name, pa.nulls(rows, f.type)) for f in KEPT], schema=KEPT)
+def _by_part(run: Sequence[Part], found: Sequence[_Keys], wanted: Mask) -> Iterator[tuple[Part, I64]]:
+    """The numbers of the wanted rows of each part that has one; `wanted` is of the rows of all parts."""
+    end = 0
+    for part, each in zip(run, found, strict=True):
+        begin, end = end, end + len(each.row)
+        if wanted[begin:end].any():
+            yield part, each.row[wanted[begin:end]]
+
+
+def _read_ahead(
+    readers: ThreadPoolExecutor, read: Callable[[Part, I64], _Read], asked: Iterable[tuple[Part, I64]]
+) -> Iterator[_Read]:
+    """In the order in which it is asked for; few parts wait in memory."""
+    waiting: deque[Future[_Read]] = deque()
+    for part, row in asked:
+        waiting.append(readers.submit(read, part, row))
+        if len(waiting) > _READERS:
+            yield waiting.popleft().result()
+    while waiting:
+        yield waiting.popleft().result()
+
+
+def _is_last(codes: npt.NDArray[np.int32], positions: pa.Array) -> Mask:
+    """Which rows are at the greatest position of their key."""
+    order = pc.sort_indices(
+        pa.table({"code": codes, "position": positions}), [("code", "ascending"), ("position", "ascending")]
+    ).to_numpy()
+    found = np.zeros(len(codes), bool)
+    found[order[np.append(codes[order][1:] != codes[order][:-1], True)]] = True
+    return found
+
+
+def _gathered(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
+    """In pieces of many rows, as files of the log may have few each; but not of many bytes."""
+    piece: list[pa.Table] = []
+    rows, size = 0, 0
+    for table in tables:
+        piece.append(table)
+        rows, size = rows + table.num_rows, size + table.nbytes
+        if rows >= _GROUP_ROWS or size >= _GROUP_BYTES:
+            yield from _cut(piece)
+            piece, rows, size = [], 0, 0
+    yield from _cut(piece)
+
+
+def _cut(tables: Sequence[pa.Table]) -> Iterator[pa.Table]:
+    whole = pa.concat_tables([KEPT.empty_table(), *tables])
+    for first in range(0, whole.num_rows, _GROUP_ROWS):
+        yield whole.slice(first, _GROUP_ROWS)
 
 
 def _kept(rows: list[dict[str, Any]]) -> pa.Table:

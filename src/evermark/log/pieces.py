@@ -5,15 +5,19 @@ from __future__ import annotations
 import threading
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 
+from evermark.errors import FormatError, NotFoundError
+from evermark.log.opened import GONE_HINT
 from evermark.log.read import FileRange, LogReader
 from evermark.log.row_reader import I64, ROWS, RowReader, require_codes
 from evermark.log.span import row_addresses
+from evermark.storage import Place
 
 # What is read and looked through at a time, for pieces that are smaller.
 _WINDOW_ROWS = 20_000
@@ -65,7 +69,8 @@ class _Window:
 
 
 class PieceReader:
-    """Of one source. Safe to use from several threads.
+    """Of one source. Safe to use from several threads. It is asked only for partitions of which something was taken: a
+    log that is not there was lost, and is not empty.
 
     Large and merged files are looked through in windows, of which a few are kept: readers that are near each other, and
     the next pieces of the same reader, find their rows there.
@@ -78,8 +83,9 @@ class PieceReader:
         self._lock = threading.Lock()
 
     def first_batch(self, partition: int) -> int | None:
-        """The first batch that the log has of a partition; None: it has none."""
-        files = self._reader.files_if_any()
+        """The first batch that the log has of a partition; None: it has none any more."""
+        with _loss_is_said(self._reader.folder):
+            files = self._reader.files()
         return min((f.batch_min for f in files if f.partition_min <= partition <= f.partition_max), default=None)
 
     def next(self, partition: int, batch: int, through: str, to: int, rows_max: int, bytes_max: int) -> LogPiece:
@@ -88,16 +94,31 @@ class PieceReader:
         while window is not None:
             start, end = window.index_of(batch, through), int(np.searchsorted(window.batches, to, "right"))
             if start < end:
-                with self._lock:  # a window's reader is for one thread at a time
-                    count = min(rows_max, window.reader.rows_within(bytes_max), end - start)
-                    rows = window.reader.pick(
-                        window.codes[start : start + count], window.numbers[start : start + count]
-                    )
-                return self._piece(window, rows, start + count, min(to, window.to))
+                rows = self._picked(window, start, min(rows_max, end - start), bytes_max)
+                return self._piece(window, rows, start + rows.num_rows, min(to, window.to))
             # All of these batches were forgotten, or are done with.
             batch, through = min(to, window.to), ""
             window = self._found(partition, batch, to) if batch < to else None
         return LogPiece(pa.RecordBatch.from_pylist([], schema=ROWS), to, "", ())
+
+    def _picked(self, window: _Window, start: int, count: int, bytes_max: int) -> pa.RecordBatch:
+        """At most so many rows of a window; those before what cannot be read, if not all of them can."""
+        try:
+            with self._lock:  # a window's reader is for one thread at a time
+                count = min(count, window.reader.rows_within(bytes_max))
+                while True:
+                    some = slice(start, start + count)
+                    try:
+                        return window.reader.pick(window.codes[some], window.numbers[some])
+                    except FormatError:
+                        if count == 1:
+                            raise
+                        count //= 2
+        except FormatError:
+            # Its reader has opened what is damaged; and what is put back is another file.
+            with self._lock:
+                self._windows = [one for one in self._windows if one is not window]
+            raise
 
     def _piece(self, window: _Window, rows: pa.RecordBatch, next_row: int, to: int) -> LogPiece:
         if next_row == len(window.codes) or window.batches[next_row] > to:
@@ -115,17 +136,34 @@ class PieceReader:
             return next((one for one in self._windows if one.holds(partition, batch)), None)
 
     def _found(self, partition: int, batch: int, to: int) -> _Window | None:
-        """The batches that come next; None if there are no files of them."""
-        chosen, end = few_files(self._reader.files_of(partition, batch, to), batch, to, _WINDOW_ROWS, _WINDOW_FILES)
-        if not chosen:
-            return None
-        paths = tuple(file.path for file in chosen)
-        require_codes(paths)
-        found = row_addresses(paths, partition, batch, end, exact=False)
+        """The batches that come next, those before what cannot be read; None if there are no files of them."""
+        with _loss_is_said(self._reader.folder):
+            files, files_max = self._reader.files_of(partition, batch, to), _WINDOW_FILES
+        while True:
+            chosen, end = few_files(files, batch, to, _WINDOW_ROWS, files_max)
+            if not chosen:
+                return None
+            paths = tuple(file.path for file in chosen)
+            require_codes(paths)
+            try:
+                found = row_addresses(paths, partition, batch, end, exact=False)
+                break
+            except FormatError:
+                if files_max == 1:
+                    raise
+                files_max = max(1, min(files_max, len(paths)) // 2)
         batches, positions = found.batches.to_numpy(), found.positions.combine_chunks()
         reader = RowReader(paths, _WINDOW_BYTES_MAX)
         made_at = self._clock()
         return _Window(partition, batch, end, found.codes, found.numbers, batches, positions, reader, paths, made_at)
+
+
+@contextmanager
+def _loss_is_said(folder: Place) -> Iterator[None]:
+    try:
+        yield
+    except NotFoundError as error:
+        raise FormatError(f"the log at {folder} is gone", hint=GONE_HINT) from error
 
 
 def few_windows(windows: Sequence[_Window]) -> list[_Window]:

@@ -20,9 +20,9 @@ from deltalake.exceptions import TableNotFoundError
 from evermark.errors import ConfigError, NotFoundError
 from evermark.event import EVENT, TIMESTAMP, Op, Seen
 from evermark.log.commits import read_commit
-from evermark.log.format import app_id, unpack
-from evermark.log.opened import columns_of, opened
-from evermark.log.table import TableHandle, commit_identity, last_checkpoint
+from evermark.log.format import FORGOTTEN_APP_ID, app_id, unpack
+from evermark.log.opened import columns_of, opened, require_whole
+from evermark.log.table import TableHandle, commit_identity, last_delta_checkpoint
 from evermark.storage import Place, storage_of, trouble_is_said
 
 if TYPE_CHECKING:
@@ -65,6 +65,7 @@ class LogReader:
         self.version = -1  # of the list of files
         self._at: Hashable | None = None  # which commit had that version
         self._files: dict[str, FileRange] = {}  # by path
+        self._ends: dict[str, int] = {}  # of partitions, as commits say it that were read since they were asked for
         self._lock = threading.Lock()
 
     def refresh(self) -> deltalake.DeltaTable:
@@ -84,6 +85,7 @@ class LogReader:
                 table = self.refresh()
                 with trouble_is_said(self.folder):
                     self.version, self._files = table.version(), {f.path: f for f in files_at(self.folder, table)}
+                self._ends.clear()
                 self._at = commit_identity(self.folder, self.version)
             return list(self._files.values())
 
@@ -100,10 +102,12 @@ class LogReader:
                     if (file := added_file(self.folder, action["add"])) is None:
                         return False
                     self._files[file.path] = file
+                elif "txn" in action:
+                    self._ends[action["txn"]["appId"]] = action["txn"]["version"]
             self.version += 1
         if self.version > began:
             self._at = commit_identity(self.folder, self.version)
-        return last_checkpoint(self.folder) <= self.version  # if not, we slept through the cleaning of commits
+        return last_delta_checkpoint(self.folder) <= self.version  # if not, we slept through the cleaning of commits
 
     def files_if_any(self) -> list[FileRange]:
         """The same; none where there is no log yet."""
@@ -112,10 +116,31 @@ class LogReader:
         except NotFoundError:
             return []
 
+    def ends_at(self, partition: int) -> int:
+        """The last batch committed, as known when `files` was asked last, or later; most often without reading any."""
+        name = app_id(partition)
+        with self._lock, trouble_is_said(self.folder):
+            if name not in self._ends:
+                self._ends[name] = self.refresh().transaction_version(name) or 0
+            return unpack(self._ends[name])[1]
+
+    def require_whole(self, partition: int, taken: int, where: str) -> None:
+        """Raises `FormatError` where the log ends before a batch that was taken. Batches without a file were removed by
+        retention: so readers would pass over those whose commits are gone."""
+        if self.ends_at(partition) < taken:
+            self.files()
+            require_whole(self.ends_at(partition), taken, where)
+
     def tail_batch(self, partition: int) -> int:
         """The last batch committed, also when compaction or retention left no file that shows it."""
         with self._lock, trouble_is_said(self.folder):  # the library reads commits to answer
             return unpack(self.refresh().transaction_version(app_id(partition)) or 0)[1]
+
+    def forgotten(self) -> int:
+        """How often events were taken out by `log forget`."""
+        with self._lock, trouble_is_said(self.folder):
+            self.refresh()
+            return self._handle.counted(FORGOTTEN_APP_ID) if self._handle is not None else 0
 
     def files_of(self, partition: int, after_batch: int, to_batch: int) -> list[FileRange]:
         """The files that hold batches `after_batch < batch <= to_batch` of one partition (and perhaps others)."""

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 from evermark.errors import EngineError, FormatError
 from evermark.event import EVENT, with_all_columns
-from evermark.log.opened import opened
+from evermark.log.opened import damage_is_said, opened
 
 # Raw bytes are poison's, and poison is not delivered.
 COLUMNS = tuple(name for name in EVENT.names if name != "bytes")
@@ -138,7 +138,9 @@ class RowReader:
         table = self._kept.get(key)
         if table is None:
             # In one piece: taking rows out of many pieces is slow.
-            read = self._file(code)[0].read_row_group(group, columns=list(COLUMNS), use_threads=False)
+            file = self._file(code)[0]
+            with damage_is_said(self._paths[code]):
+                read = file.read_row_group(group, columns=list(COLUMNS), use_threads=False)
             table = with_all_columns(read, ROWS).cast(ROWS).combine_chunks()
             self._kept[key] = table
             self.kept_bytes += table.nbytes

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from evermark.log.opened import opened
+from evermark.log.opened import damage_is_said, opened
 from evermark.log.read import in_batches
 from evermark.log.row_reader import I64, code_of, row_groups
 from evermark.log.window_search import in_order
@@ -66,7 +66,7 @@ def row_addresses(
 
     tables = [schema.empty_table()]
     for path in paths:
-        with opened(path) as file:
+        with damage_is_said(path), opened(path) as file:
             for group, first in row_groups(file, "batch", lambda s: s.max > after and s.min <= to):
                 tables.append(_in_group(file, group, code_of(path), first, None if whole else wanted, schema))
     found = pa.concat_tables(tables)

@@ -1,8 +1,10 @@
 """Opening a source's Delta table, and keeping it open.
 
-A kept handle replays every commit since the last checkpoint it knows, at each refresh and at each commit, and it does
-not notice a checkpoint made at or before its own version. So a handle is opened anew when maintenance has made a newer
-checkpoint: a batch's cost then depends on the commits since the last checkpoint, not on all commits.
+A **Delta checkpoint** sums up the commits of a table up to one of them; it has nothing to do with the checkpoint of a
+source's partition. A kept handle replays every commit since the last Delta checkpoint it knows, at each refresh and at
+each commit, and it does not notice a checkpoint made at or before its own version. So a handle is opened anew when
+maintenance has made a newer one: a batch's cost then depends on the commits since the last checkpoint, not on all
+commits.
 """
 
 from __future__ import annotations
@@ -21,11 +23,11 @@ from evermark.log import format as log_format
 from evermark.log.opened import PLAYBOOK
 from evermark.storage import Place, storage_of, trouble_is_said
 
-# Maintenance makes a checkpoint every so many commits, and handles look for it after as many.
-CHECKPOINT_EVERY = 100
+# Maintenance makes a Delta checkpoint every so many commits, and handles look for it after as many.
+DELTA_CHECKPOINT_EVERY = 100
 _REOPEN_TRIES = 3
 
-# Maintenance makes checkpoints and cleans, in an order that survives a power cut; never a side effect of a commit.
+# Maintenance makes Delta checkpoints and cleans, in an order that survives a power cut; no commit does by the way.
 NO_HOOKS = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
 _SAID_MAX = 200  # characters of what the library says
 
@@ -41,8 +43,8 @@ def commit_identity(folder: Place, version: int) -> Hashable | None:
     return storage_of(folder).identity(commit_file(folder, version))
 
 
-def last_checkpoint(folder: Place) -> int:
-    """The version of the newest checkpoint that is announced; -1 when there is none."""
+def last_delta_checkpoint(folder: Place) -> int:
+    """The version of the newest Delta checkpoint that is announced; -1 when there is none."""
     try:
         return int(json.loads(storage_of(folder).read(folder / "_delta_log" / "_last_checkpoint"))["version"])
     except (FileNotFoundError, ValueError, KeyError):
@@ -106,7 +108,7 @@ class TableHandle:
 
     def __init__(self, folder: Place, *, create: bool = False) -> None:
         self.folder = folder
-        self._base = last_checkpoint(folder)
+        self._base = last_delta_checkpoint(folder)
         self.table = open_or_create(folder) if create else open_table(folder)
         self._at = commit_identity(folder, self.table.version())
 
@@ -121,7 +123,7 @@ class TableHandle:
                 self.table.update_incremental()
                 break
             except DeltaError:
-                # Maintenance cleaned away a commit just as this handle was reading it: the newest checkpoint holds it.
+                # Maintenance cleaned away a commit just as this handle was reading it: the Delta checkpoint has it.
                 self._reopen()
             except OSError:  # a store that does not answer, in the words of its library
                 with trouble_is_said(self.folder):
@@ -129,18 +131,30 @@ class TableHandle:
         else:
             with trouble_is_said(self.folder):
                 self.table.update_incremental()
-        if self.table.version() - self._base >= CHECKPOINT_EVERY and last_checkpoint(self.folder) > self._base:
+        if (
+            self.table.version() - self._base >= DELTA_CHECKPOINT_EVERY
+            and last_delta_checkpoint(self.folder) > self._base
+        ):
             self._reopen()
         self._at = commit_identity(self.folder, self.table.version())
         return self.table
 
+    def counted(self, application: str) -> int:
+        """The newest version of an application; 0 where there is none."""
+        try:
+            return self.refresh().transaction_version(application) or 0
+        except DeltaError:
+            # The library reads commits to answer, and maintenance has cleaned one away: the Delta checkpoint has it.
+            self._reopen()
+            return self.table.transaction_version(application) or 0
+
     def _has_news(self) -> bool:
         """Whether there is a later commit, or another one at our version. Versions have no holes; a commit that was
-        cleaned away is in a checkpoint, which was announced before: so the commit is looked for first.
+        cleaned away is in a Delta checkpoint, which was announced before: so the commit is looked for first.
         """
         version = self.table.version()
         there = storage_of(self.folder).exists
-        if there(commit_file(self.folder, version + 1)) or last_checkpoint(self.folder) > version:
+        if there(commit_file(self.folder, version + 1)) or last_delta_checkpoint(self.folder) > version:
             return True
         return self._is_gone(version)
 
@@ -151,7 +165,7 @@ class TableHandle:
         return is_other or (storage.durable_at_once and not storage.exists(commit_file(self.folder, version)))
 
     def _reopen(self) -> None:
-        self._base = last_checkpoint(self.folder)
+        self._base = last_delta_checkpoint(self.folder)
         try:
             self.table = open_table(self.folder)
         except TableNotFoundError:

@@ -17,11 +17,11 @@ import pyarrow.parquet as pq
 
 from evermark.disk import sync_folder
 from evermark.log.format import CommitNote, FenceNote, MaintenanceNote, note_of
-from evermark.log.table import last_checkpoint
+from evermark.log.table import last_delta_checkpoint
 from evermark.storage import Place
 
 _ADD_COLUMN = "ADD COLUMN"  # as delta-rs calls it
-_READ: set[tuple[str, int]] = set()  # checkpoints that could be read, and when they were written
+_READ: set[tuple[str, int]] = set()  # Delta checkpoints that could be read, and when they were written
 
 
 def set_aside_torn(folder: Place, durable_version: int) -> list[int]:
@@ -32,14 +32,14 @@ def set_aside_torn(folder: Place, durable_version: int) -> list[int]:
     versions = sorted(int(p.stem) for p in log.glob("*.json") if p.stem.isdigit() and int(p.stem) > durable_version)
     first = _first_torn(folder, versions, durable_version)
     torn = [version for version in versions if first is not None and version >= first]
-    # A checkpoint may be torn where all commits are whole; those it would replace are still there, or it was durable.
-    checkpoints = torn_checkpoints(folder, first)
+    # It may be torn where all commits are whole; those it would replace are still there, or it was durable.
+    checkpoints = torn_delta_checkpoints(folder, first)
     if first is not None and _is_mended(folder, first):
         return []  # this process slept, and another has been here and has committed since
     for path in (*(_commit(folder, version) for version in torn), *checkpoints):
         with suppress(FileNotFoundError):  # never there, or cleaned by the owner before us, which has not noticed yet
             path.rename(path.with_name(f"{path.name}.torn"))
-    announced, named = log / "_last_checkpoint", log.glob(f"{last_checkpoint(folder):020d}.checkpoint*.parquet")
+    announced, named = log / "_last_checkpoint", log.glob(f"{last_delta_checkpoint(folder):020d}.checkpoint*.parquet")
     if torn or checkpoints or (announced.exists() and not any(named)):
         # It may name a checkpoint just set aside; without it readers list the folder, which is always right.
         announced.unlink(missing_ok=True)
@@ -47,8 +47,8 @@ def set_aside_torn(folder: Place, durable_version: int) -> list[int]:
     return torn
 
 
-def torn_checkpoints(folder: Place, first: int | None = None) -> list[Path]:
-    """The commits from version `first` on, and the commits that cannot be read. Each is read once only."""
+def torn_delta_checkpoints(folder: Place, first: int | None = None) -> list[Path]:
+    """The Delta checkpoints of version `first` and later, and those that cannot be read. Each is read once only."""
     if not isinstance(folder, Path):
         return []
     return [
@@ -64,7 +64,7 @@ def _first_torn(folder: Path, versions: list[int], durable_version: int) -> int 
         return None
     expected = durable_version + 1
     if not _commit(folder, durable_version).exists() and any((folder / "_delta_log").glob("*.checkpoint*.parquet")):
-        expected = versions[0]  # earlier versions were cleaned, behind a checkpoint
+        expected = versions[0]  # earlier versions were cleaned, behind a Delta checkpoint
     commits = {version: _actions(_commit(folder, version)) for version in versions}
     # A file that a later commit replaced may be gone by now, and rightly.
     replaced = {a["remove"]["path"] for actions in commits.values() for a in actions or () if "remove" in a}

@@ -174,7 +174,7 @@ class HealthBoard:
         self._engine_trouble = ""
         self.replays: Mapping[str, tuple[datetime, datetime]] = {}  # which windows are replayed just now, by source
         self.copies: Sequence[FailingCopy] = ()  # as State has them
-        self._copies_waiting: dict[str, list[FailingCopy]] = {}  # by source: what the source itself says
+        self._copies_waiting: dict[str, tuple[float, list[FailingCopy]]] = {}  # by source, as it says; when it was told
         self.is_stopping = False
         self.stalled: Mapping[str, str] = {}  # by source: why it is not read though Spark runs: no room for a lane, …
         self.stores_away: dict[str, tuple[str, str]] = {}  # by source: why its checkpoints cannot be saved, and a hint
@@ -281,16 +281,20 @@ class HealthBoard:
         self.stores_away = {name: why for name, why in self.stores_away.items() if name != source}
 
     def copies_wait(self, source: str, waiting: Mapping[str, tuple[int, str]]) -> None:
-        """Copies that a source makes by itself, and cannot: by stream, how often it was tried, and why it failed."""
+        """Copies that a source makes by itself, and cannot: by stream, how often it was tried, and why it failed. To be
+        told again while it lasts: the lane that told it may have died, and the source be another instance's by now.
+        """
         with self._lock:
-            self._copies_waiting[source] = [
+            failing = [
                 FailingCopy(f"{source}/{stream}", source, stream, tries, error)
                 for stream, (tries, error) in sorted(waiting.items())
             ]
+            self._copies_waiting[source] = self._clock(), failing
 
     def failing_copies(self) -> list[FailingCopy]:
         with self._lock:
-            return [*self.copies, *(each for some in self._copies_waiting.values() for each in some)]
+            told = (some for at, some in self._copies_waiting.values() if self._clock() - at <= TROUBLE_TOLD_S)
+            return [*self.copies, *(each for some in told for each in some)]
 
     def log_unwell(self, source: str, what: str, reason: str, hint: str) -> None:
         """Something is wrong with the log of a source; to be told again while it lasts (`TROUBLE_TOLD_S`)."""

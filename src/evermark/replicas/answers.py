@@ -18,6 +18,8 @@ from evermark.replicas.ranges import NOTHING, Held, Ranges, lacking, union
 from evermark.replicas.snapshots import Snapshots
 from evermark.replicas.stored_events import StoredEvents
 
+_ASKER_WAITS_MS = 600_000  # less than an asker waits (`HttpPeer`)
+
 
 class Answers:
     """`peer` is the asker, as its key says; the `origin` it asks under must be its own."""
@@ -64,17 +66,30 @@ class Answers:
         return self._snapshot(table, covering or {}, is_native=False)
 
     def _snapshot(self, table: str, covering: Held, *, is_native: bool) -> Manifest:
-        now_ms, newest = self._node.now_ms(), self._snapshots.newest(table, is_native=is_native)
-        if newest is not None and now_ms - newest.made_ms < self._node.limits.snapshot_age_ms:
-            held, floors = union(newest.held, self._store.lost(table)), self._store.floors(table)
-            is_usable = all(held.get(o, NOTHING).contiguous >= floor for o, floor in floors.items())
-            is_usable = is_usable and not lacking(newest.held, covering)
-            if is_usable and newest.form == self._store.tables()[table].as_json():
-                return newest
-        make = self._snapshots.make_native if is_native else self._snapshots.make
-        made = make(self._store, table, now_ms)
-        self._events.note_told(table, made.held)
-        return made
+        kept, began_ms = self._snapshots, self._node.now_ms()
+        found = kept.newest(table, is_native=is_native)
+        if found is None or not self._is_usable(table, found, covering, began_ms):
+            make = kept.make_native if is_native else kept.make
+            found = make(self._store, table, began_ms)
+            ended_ms = self._node.now_ms()
+            kept.note_finished(found, ended_ms)
+            is_heard = ended_ms - began_ms < _ASKER_WAITS_MS
+        else:
+            is_heard = True
+        self._events.note_told(table, found.held)
+        if is_heard and not kept.is_offered(found):
+            kept.note_offered(found)
+        return found
+
+    def _is_usable(self, table: str, newest: Manifest, covering: Held, now_ms: int) -> bool:
+        """One that took long to make was made for an asker that is gone, and asks again: however old it is then, a new
+        one would take as long, and have nobody to wait for it either."""
+        is_young = now_ms - self._snapshots.finished_ms(newest) < self._node.limits.snapshot_age_ms
+        if not is_young and self._snapshots.is_offered(newest):
+            return False
+        held, floors = union(newest.held, self._store.lost(table)), self._store.floors(table)
+        is_whole = all(held.get(o, NOTHING).contiguous >= floor for o, floor in floors.items())
+        return is_whole and not lacking(newest.held, covering) and newest.form == self._store.tables()[table].as_json()
 
     def chunk(self, snapshot: str, number: int) -> bytes:
         return self._snapshots.chunk(snapshot, number)

@@ -19,8 +19,8 @@ from evermark.errors import DeniedError
 from evermark.secrets import Secret
 
 KEY_CHARS_MIN = 32
-NONCES_MAX = 200_000
-_TOLERANCE_MS = 300_000
+NONCES_MAX = 200_000  # of each peer
+TOLERANCE_MS = 300_000
 _PREFIX = "evermark-"
 
 
@@ -46,7 +46,7 @@ class Party:
     def check_request(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> None:
         time, nonce = headers.get(f"{_PREFIX}time", ""), headers.get(f"{_PREFIX}nonce", "")
         made = self._signature("request", self.peer, self.me, method, path, time, nonce, body)
-        if not hmac.compare_digest(made, headers.get(f"{_PREFIX}signature", "")):
+        if not _is_same(made, headers.get(f"{_PREFIX}signature", "")):
             raise _denied("the signature of a request is wrong")
 
     def sign_answer(self, nonce: str, status: int, body: bytes) -> dict[str, str]:
@@ -54,7 +54,7 @@ class Party:
 
     def check_answer(self, nonce: str, status: int, signature: str, body: bytes) -> None:
         made = self._signature("answer", self.peer, self.me, nonce, str(status), body)
-        if not hmac.compare_digest(made, signature):
+        if not _is_same(made, signature):
             raise _denied(f"an answer is not signed by {self.peer}")
 
     def _signature(self, *parts: str | bytes) -> str:
@@ -66,36 +66,47 @@ class Party:
 class Gate:
     """Lets in requests of known peers, each once. Thread-safe."""
 
-    def __init__(self, cluster: str, me: str, keys: Mapping[str, Secret], tolerance_ms: int = _TOLERANCE_MS) -> None:
+    def __init__(self, cluster: str, me: str, keys: Mapping[str, Secret], tolerance_ms: int = TOLERANCE_MS) -> None:
         self._cluster, self._me, self._keys, self._tolerance_ms = cluster, me, keys, tolerance_ms
-        self._seen: OrderedDict[str, int] = OrderedDict()
+        # Of each peer by itself: one that asks too often shuts out no other.
+        self._seen: dict[str, OrderedDict[str, int]] = {name: OrderedDict() for name in keys}
         self._lock = threading.Lock()
 
-    def check(self, method: str, path: str, headers: Mapping[str, str], body: bytes, now_ms: int) -> Party:
-        """The peer that sent this; `DeniedError` unless it did."""
+    def expected(self, headers: Mapping[str, str], now_ms: int) -> Party:
+        """The peer that this says to be from; `DeniedError` where no body could make it a request of a peer's. It is
+        looked at before a body is read, and proves nothing."""
         name = headers.get(f"{_PREFIX}node", "")
         key = self._keys.get(name)
         if headers.get(f"{_PREFIX}cluster", "") != self._cluster or headers.get(f"{_PREFIX}to", "") != self._me:
             raise _denied("a request is for another cluster or node")
         if key is None:
             raise _denied("a request comes from a node that is not known here")
-        party = Party(self._cluster, self._me, name, key)
-        party.check_request(method, path, headers, body)
         time = headers.get(f"{_PREFIX}time", "")
         if not (time.isascii() and time.isdigit() and abs(int(time[:15]) - now_ms) <= self._tolerance_ms):
             raise _denied("a request is too old, or one of the two clocks is wrong")
-        self._once(f"{name} {headers.get(f'{_PREFIX}nonce', '')}", now_ms)
+        return Party(self._cluster, self._me, name, key)
+
+    def check(self, method: str, path: str, headers: Mapping[str, str], body: bytes, now_ms: int) -> Party:
+        """The peer that sent this; `DeniedError` unless it did."""
+        party = self.expected(headers, now_ms)
+        party.check_request(method, path, headers, body)
+        self._once(party.peer, headers.get(f"{_PREFIX}nonce", ""), now_ms)
         return party
 
-    def _once(self, nonce: str, now_ms: int) -> None:
+    def _once(self, peer: str, nonce: str, now_ms: int) -> None:
         with self._lock:
-            while self._seen and next(iter(self._seen.values())) < now_ms - 2 * self._tolerance_ms:
-                self._seen.popitem(last=False)
-            if nonce in self._seen:
+            seen = self._seen[peer]
+            while seen and next(iter(seen.values())) < now_ms - 2 * self._tolerance_ms:
+                seen.popitem(last=False)
+            if nonce in seen:
                 raise _denied("a request was sent before")
-            if len(self._seen) >= NONCES_MAX:
+            if len(seen) >= NONCES_MAX:
                 raise _denied("too many requests at once")
-            self._seen[nonce] = now_ms
+            seen[nonce] = now_ms
+
+
+def _is_same(made: str, given: str) -> bool:
+    return hmac.compare_digest(made.encode(), given.encode(errors="replace"))  # texts may be compared in ASCII alone
 
 
 def _denied(text: str) -> DeniedError:

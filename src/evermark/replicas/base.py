@@ -214,13 +214,14 @@ class ReplicaStore(Protocol):
         """Take a peer's snapshot in one transaction; how many rows changed. Its rows may be asked for more than once.
 
         A row takes the snapshot's version when that beats its own. A row that the snapshot has not got, and whose
-        version its maker had seen, was deleted there. All else stays; but versions of an origin that was given up
-        (`evict_self`), and that the snapshot's maker has not seen, become new events of the present one.
+        version its maker had seen, was deleted there; and one whose version we had seen, and of which we have nothing
+        any more, was deleted here. All else stays; but versions of an origin that was given up (`evict_self`), and that
+        the snapshot's maker has not seen, become new events of the present one.
         """
         ...
 
     def is_empty(self, table: str) -> bool:
-        """Whether it has no rows, and never had any of which something is known."""
+        """Whether it has no rows, and never had any of which something is known; nor is any event held."""
         ...
 
     def native_form(self, table: str) -> str | None:

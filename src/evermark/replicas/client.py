@@ -115,7 +115,15 @@ class HttpPeer:
                 f"{self.name} refuses us: {str(_read_json(self.name, answer).get('message'))[:200]}",
                 hint="compare cluster, names and keys on both sides: evermark replica list",
             )
-        self._party.check_answer(nonce, status, signature, answer)
+        try:
+            self._party.check_answer(nonce, status, signature, answer)
+        except DeniedError:
+            if status < 500:
+                raise
+            raise UnreachableError(
+                f"{self.name} does not answer: something before it says {status}",
+                hint="is it running behind its proxy? evermark replica list",
+            ) from None
         if status != 200:
             raise error_from(self.name, _read_json(self.name, answer))
         return answer

@@ -26,7 +26,7 @@ VERSION_FIELDS = (
     pa.field("is_deleted", pa.bool_()),
 )
 _TYPES = {Kind.INTEGER: pa.int64(), Kind.REAL: pa.float64()}
-_NUMBER_MAX = 2**62
+NUMBER_MAX = 2**62
 # Texts that are canonical at a glance; what is not goes the long way.
 _CANONICAL = {
     Kind.BOOLEAN: "^(true|false)$",
@@ -154,7 +154,7 @@ def _check_versions(table: Table, rows: pa.Table, hint: str) -> None:
         raise FormatError(said, hint=hint)
     for name in ("hlc", "origin_seq"):
         found = pc.min_max(rows[name]).as_py()
-        if rows.num_rows and not 0 < found["min"] <= found["max"] < _NUMBER_MAX:
+        if rows.num_rows and not 0 < found["min"] <= found["max"] < NUMBER_MAX:
             raise FormatError(said, hint=hint)
     if not all(ORIGIN.fullmatch(origin) for origin in pc.unique(rows["origin_node_id"]).to_pylist()):
         raise FormatError(said, hint=hint)

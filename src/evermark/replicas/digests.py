@@ -13,6 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from evermark.errors import FormatError
+
 FANOUT = 128
 LEAF_ROWS = 64
 SPANS_MAX = 4096  # asked for at once
@@ -68,7 +70,8 @@ def compared(mine: Mapping[str, bytes], theirs: Mapping[str, bytes]) -> list[Dif
 def differing(here: Side, there: Side, limit: int) -> tuple[list[Difference], bool]:
     """The rows that differ, at most `limit` of them, and whether those are all."""
     found: list[Difference] = []
-    waiting = _cut(here, [(None, None)])
+    (keys,) = here.cuts([(None, None)], FANOUT)
+    waiting: list[Span] = list(itertools.pairwise([None, *keys, None]))
     while waiting and len(found) <= limit:
         spans, waiting = waiting[:SPANS_MAX], waiting[SPANS_MAX:]
         leaves: list[Span] = []
@@ -88,9 +91,17 @@ def differing(here: Side, there: Side, limit: int) -> tuple[list[Difference], bo
     return found[:limit], len(found) <= limit and not waiting
 
 
+def _is_cut(start: str | None, keys: Sequence[str], end: str | None) -> bool:
+    """Whether each piece is smaller than the whole. Texts are in the order of their bytes."""
+    ends = [*([] if start is None else [start]), *keys, *([] if end is None else [end])]
+    return bool(keys) and all(one < other for one, other in itertools.pairwise(ends))
+
+
 def _cut(side: Side, spans: Sequence[Span]) -> list[Span]:
     found: list[Span] = []
     for (start, end), keys in zip(spans, side.cuts(spans, FANOUT) if spans else (), strict=True):
-        ends = [start, *keys, end]
-        found += itertools.pairwise(ends)
+        if not _is_cut(start, keys, end):
+            said = "keys that should cut a range of rows into smaller ones do not"
+            raise FormatError(said, hint="rows went meanwhile: ask again; or the peer is damaged")
+        found += itertools.pairwise([start, *keys, end])
     return found

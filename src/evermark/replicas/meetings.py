@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from evermark.errors import DeniedError, EvermarkError, UnreachableError
+from evermark.errors import BusyError, DeniedError, EvermarkError, FormatError, UnreachableError
 from evermark.replicas.base import Ingested
 from evermark.replicas.bootstrap import Bootstrap
 from evermark.replicas.exchange import PROTOCOL, Evicted, Hello, Peer
 from evermark.replicas.greetings import Greetings
 from evermark.replicas.local_node import LocalNode
 from evermark.replicas.paging import SnapshotRequired, coverage, wanted
-from evermark.replicas.ranges import Held, Ranges, union
+from evermark.replicas.ranges import Held, Ranges, lacking, union
 from evermark.replicas.stored_events import StoredEvents
 from evermark.replicas.values import Table
 
+_SNAPSHOTS_MAX = 2  # of a table in one meeting: the first may have become too old while it was taken
 _NO_ID = "00000000-0000-0000-0000-000000000000"  # before every id
 
 
@@ -51,26 +53,31 @@ class Meetings:
         self._greetings, self._events, self._bootstrap = greetings, events, bootstrap
         self._since: dict[tuple[str, str], tuple[int, str]] = {}
         self._pushed: dict[tuple[str, str], Held] = {}  # what a peer holds of a table since it last said so
+        # By peer, the tables that it had as we did at the last meeting.
+        self._alike: dict[str, Mapping[str, Table]] = {}
+        self._bootstrapped: Counter[str] = Counter()  # by table, in this meeting
 
     def sync(self, peer: Peer) -> Synced:
         """Meet a peer: afterwards both hold what either of them held."""
         self._pushed.clear()  # what peers said then is newer
+        self._bootstrapped.clear()
         theirs = self._greet(peer)
         done = Synced(peer.name)
-        failed = self._each(
-            self._common(theirs, done), lambda table: self._exchange(peer, table, done, theirs.protocol)
-        )
+        alike = self._common(theirs, done)
+        self._alike[peer.name] = alike
+        failed = self._each(list(alike), lambda table: self._exchange(peer, table, done, theirs.protocol))
         self._greet(peer)
         _raise(failed)
         return done
 
     def push(self, peer: Peer) -> Synced:
-        """Give a peer what it has not got, by what it said last: for changes that were just made."""
+        """Give a peer what it has not got, by what it said last: for changes that were just made. Before the first
+        meeting, which shows the tables that are alike, it is a meeting."""
         done = Synced(peer.name)
-        member = self._store.members().get(peer.name)
-        if member is None or member.said is None or member.said.origin in self._store.evicted():
+        member, alike = self._store.members().get(peer.name), self._alike.get(peer.name)
+        if alike is None or member is None or member.said is None or member.said.origin in self._store.evicted():
             return self.sync(peer)
-        tables = [table for table in self._store.tables() if table in member.said.held]
+        tables = [name for name, table in self._store.tables().items() if alike.get(name) == table]
         _raise(self._each(tables, lambda table: self._push(peer, table, done)))
         return done
 
@@ -79,8 +86,8 @@ class Meetings:
         self._greetings.learn(peer.name, theirs)
         return theirs
 
-    def _common(self, theirs: Hello, done: Synced) -> list[str]:
-        found = []
+    def _common(self, theirs: Hello, done: Synced) -> Mapping[str, Table]:
+        found: dict[str, Table] = {}
         for name, mine in self._store.tables().items():
             other = theirs.tables.get(name)
             if other is None:
@@ -88,7 +95,7 @@ class Meetings:
             elif (other.columns, other.key) != (mine.columns, mine.key):
                 done.skipped[name] = _unlike(mine, other)
             else:
-                found.append(name)
+                found[name] = mine
         return found
 
     def _each(self, tables: Sequence[str], work: Callable[[str], None]) -> dict[str, EvermarkError]:
@@ -104,6 +111,11 @@ class Meetings:
                     raise
                 except EvermarkError as error:
                     failed[table] = error
+                except Exception as error:  # noqa: BLE001 - nobody foresaw it, and it is this table's all the same
+                    failed[table] = EvermarkError(
+                        f"{table}: {type(error).__name__} {error}", hint="what the peer sent may be damaged"
+                    )
+                    failed[table].__cause__ = error
         return failed
 
     def _exchange(self, peer: Peer, table: str, done: Synced, protocol: int) -> None:
@@ -124,13 +136,21 @@ class Meetings:
                 self._take_snapshot(peer, table, done)
                 held = self._store.held(table)
                 continue
+            if page.coverage.more and not (page.events and lacking(held, page.coverage.covered)):
+                raise _endless(peer, table)
             done.add(self._events.ingest(table, page.events))
             held = union(held, page.coverage.covered)
             if not page.coverage.more:
                 return
 
     def _take_snapshot(self, peer: Peer, table: str, done: Synced) -> None:
+        if self._bootstrapped[table] == _SNAPSHOTS_MAX:
+            raise BusyError(
+                f"{table}: {peer.name} wants a snapshot to be taken for the {_SNAPSHOTS_MAX + 1}. time in one meeting",
+                hint="it collects events faster than its snapshot is taken: a longer retention helps",
+            )
         self._bootstrap.take(peer, table)
+        self._bootstrapped[table] += 1
         done.snapshots += 1
 
     def _pull_since(self, peer: Peer, table: str, done: Synced) -> None:
@@ -143,6 +163,8 @@ class Meetings:
             events = peer.pull_since(table, at, event_id, self._node.limits.page)
             if not events:
                 return
+            if (events[-1].timestamp, events[-1].id) <= (at, event_id):
+                raise _endless(peer, table)
             done.add(self._events.ingest(table, events))
             at, event_id = events[-1].timestamp, events[-1].id
             self._since[peer.name, table] = (at, event_id)
@@ -173,6 +195,10 @@ class Meetings:
             after = peer.push(table, self._node.origin(), events)
             done.pushed += len(events)
             theirs = union(union(theirs, after), sent)
+
+
+def _endless(peer: Peer, table: str) -> FormatError:
+    return FormatError(f"{table}: {peer.name} says that there is more, and gives nothing new", hint="it is damaged")
 
 
 def _raise(failed: Mapping[str, EvermarkError]) -> None:

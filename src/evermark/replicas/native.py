@@ -134,15 +134,15 @@ def load(connection: sqlite3.Connection, spec: Table, schemas: Sequence[str]) ->
         connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, before)
 
 
-def check(spec: Table, files: Sequence[Path], record_sql: str) -> int:
+def check(spec: Table, files: Sequence[Path], record_sql: str, clock: int) -> int:
     """How many versions there are; keys are in order and none comes twice, indexes have what their table has, no rule
-    of it is broken, each row has a version, and every value is of its column's kind. `record_sql` is the record id of a
-    row `b`. For SQLite trusts the pages of a file, and copies cells as they are, whatever a peer has made of them: so
-    what was loaded stays only if this finds nothing."""
+    of it is broken, each row has a version, none is beyond the snapshot's `clock`, and every value is of its column's
+    kind. `record_sql` is the record id of a row `b`. For SQLite trusts the pages of a file, and copies cells as they
+    are, whatever a peer has made of them: so what was loaded stays only if this finds nothing."""
     with ThreadPoolExecutor(2) as threads:
         list(threads.map(partial(_check_pages, spec, files), _SCHEMAS, names_of(spec.name)))
     with _opened(spec, files) as connection:
-        return _check_pairs(connection, spec, record_sql)
+        return _check_pairs(connection, spec, record_sql, clock)
 
 
 def _check_pages(spec: Table, files: Sequence[Path], schema: str, name: str) -> None:
@@ -180,12 +180,12 @@ def check_form(spec: Table, files: Sequence[Path], form: Sequence[Sequence[Any]]
         raise _not_native(spec, "its tables are others")
 
 
-def _check_pairs(connection: sqlite3.Connection, spec: Table, record_sql: str) -> int:
+def _check_pairs(connection: sqlite3.Connection, spec: Table, record_sql: str, clock: int) -> int:
     """Rows, live versions, and pairs of the two that are as they should be: when there are as many of each, every row
     and every version is in one pair, since none comes twice (`_check_pages`). So one pass does for all."""
     rows_from, versions_from = f'main."{spec.name}"', f'versions."{spec.name}_Versions"'
     rows, every = (_count(connection, f"from {where}") for where in (rows_from, versions_from))
-    gone = 0 if every == rows else _check_tombstones(connection, spec, versions_from)
+    gone = 0 if every == rows else _check_tombstones(connection, spec, versions_from, clock)
     for (origin,) in connection.execute(f"select distinct origin_node_id from {versions_from}"):
         if not isinstance(origin, str) or not ORIGIN.fullmatch(origin):
             raise _not_native(spec, "an origin is none")
@@ -193,7 +193,7 @@ def _check_pairs(connection: sqlite3.Connection, spec: Table, record_sql: str) -
     found_by = f'b."{spec.key[0]}" = v.record_id and ' if len(spec.key) == 1 else ""
     ways = [f"{versions_from} v", f"{rows_from} b"]
     first, second = ways if found_by else reversed(ways)
-    numbers = [f"+v.{name} between 1 and {_NUMBER_MAX}" for name in _NUMBERS]
+    numbers = [f"+v.hlc between 1 and {clock}", f"+v.origin_seq between 1 and {_NUMBER_MAX}"]
     values = [_value_sql(spec, column) for column in spec.columns]
     good = " and ".join(["+v.is_deleted = 0", *numbers, *values])
     pairs = f"from {first} cross join {second} on {found_by}{record_sql} = v.record_id where {good}"
@@ -206,13 +206,14 @@ def _check_pairs(connection: sqlite3.Connection, spec: Table, record_sql: str) -
     return every
 
 
-def _check_tombstones(connection: sqlite3.Connection, spec: Table, versions_from: str) -> int:
+def _check_tombstones(connection: sqlite3.Connection, spec: Table, versions_from: str, clock: int) -> int:
     count = 0
     columns = ", ".join(("record_id", "is_deleted", *_NUMBERS))
-    for record, deleted, *numbers in connection.execute(f"select {columns} from {versions_from} where is_deleted <> 0"):
+    for record, deleted, hlc, seq in connection.execute(f"select {columns} from {versions_from} where is_deleted <> 0"):
         if not isinstance(record, str):
             raise _not_native(spec, "a deleted row has no record id")
-        if deleted != 1 or not all(type(n) is int and 0 < n <= _NUMBER_MAX for n in (deleted, *numbers)):
+        bounds = ((deleted, 1), (hlc, clock), (seq, _NUMBER_MAX))
+        if not all(type(number) is int and 0 < number <= bound for number, bound in bounds):
             raise _not_native(spec, "a version has a field that is none")
         spec.checked_record(record)
         count += 1

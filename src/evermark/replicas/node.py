@@ -65,10 +65,20 @@ class ReplicaNode:
         )
         return Replica(node, Snapshots(self.folder.snapshots))
 
+    def reopened(self) -> Replica:
+        """As `open`, after a look whether the database is still the one that this node left: it may have been put back
+        from a backup while nobody had it open."""
+        replica = self.open()
+        try:
+            self.claim(replica.node)
+        except BaseException:
+            replica.store.close()
+            raise
+        return replica
+
     def claimed(self) -> Replica:
         """The first thing a process does: a restored or cloned database goes on under a new origin."""
-        replica = self.open()
-        self.claim(replica.node)
+        replica = self.reopened()
         for name in self.settings.peers:
             replica.upkeep.add_member(name)
         return replica
@@ -151,7 +161,7 @@ class ReplicaService:
         settings: ReplicaSettings = node.settings
         keys = {name: peer.key for name, peer in settings.peers.items()}
         gate = Gate(settings.cluster, settings.name, keys)
-        self.server = ReplicaServer(host, port, gate, node.open, self.metrics.registry)
+        self.server = ReplicaServer(host, port, gate, node.reopened, self.metrics.registry)
         self._stopping = threading.Event()
         self._threads: list[threading.Thread] = []
         self._log = get_logger(part="replica", node=settings.name)
@@ -184,17 +194,16 @@ class ReplicaService:
         lacking: dict[str, str] = {}
         while not self._stopping.is_set():
             try:
-                replica = replica or self.node.open()
+                replica = replica or self.node.reopened()
                 peer = self.node.peer(name, replica)
                 while not self._stopping.is_set():
-                    now = replica.store.head()
+                    now = replica.store.head()  # before the meeting: what is written while it ends is pushed next
                     if time.monotonic() >= due:
                         done = replica.meetings.sync(peer)
                         self.metrics.add(done)
                         if lacking != (lacking := done.skipped | done.unsent) and lacking:
                             self._log.warning("tables were not synced whole", peer=name, tables=lacking)
                         due = time.monotonic() + self._every_s * random.uniform(0.8, 1.2)
-                        now = replica.store.head()
                     elif now != head:
                         self.metrics.add(replica.meetings.push(peer))
                     head, failures = now, 0
@@ -224,8 +233,7 @@ class ReplicaService:
     def _keep_up(self) -> None:
         while True:
             try:
-                replica = self.node.open()
-                self.node.claim(replica.node)
+                replica = self.node.reopened()
                 self._renew_capture(replica)
                 for table, done in replica.upkeep.collect().items():
                     self.metrics.collected.labels(table, "events").inc(done.events)

@@ -21,6 +21,7 @@ import psycopg
 import pyarrow as pa
 import pyarrow.compute as pc
 from psycopg import errors as pg
+from psycopg.conninfo import conninfo_to_dict
 from pyarrow import csv
 
 from evermark.errors import BusyError, ConfigError, EvermarkError, NotFoundError, SetupError, UnreachableError
@@ -70,6 +71,11 @@ class PostgresStore(SqlStore):
         super().__init__(service)
         if is_cut_wrongly(dsn):
             raise ConfigError("store: this Postgres address names no host or port that can be one", hint=ESCAPE_HINT)
+        try:
+            conninfo_to_dict(dsn)
+        except psycopg.Error:
+            # libpq repeats the piece that it could not read, which may be of the password: its words are not passed on.
+            raise ConfigError("store: this Postgres address cannot be read", hint=ESCAPE_HINT) from None
         self._types: dict[str, dict[str, str]] = {}
         try:
             self.connection: psycopg.Connection[tuple[Any, ...]] = psycopg.connect(

@@ -7,8 +7,9 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import uvicorn
@@ -18,9 +19,17 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from evermark.errors import ConfigError, DeniedError, EvermarkError, FormatError
+from evermark.errors import (
+    BusyError,
+    ConfigError,
+    DeniedError,
+    EvermarkError,
+    FormatError,
+    NotFoundError,
+    UnreachableError,
+)
 from evermark.observe.logging import get_logger
-from evermark.replicas.auth import Gate, Party
+from evermark.replicas.auth import TOLERANCE_MS, Gate, Party
 from evermark.replicas.digests import FANOUT, SPANS_MAX, Span
 from evermark.replicas.exchange import Hello
 from evermark.replicas.ranges import held_as_json, held_from
@@ -34,10 +43,12 @@ from evermark.replicas.wire import (
     note_of,
 )
 
-_THREADS = 4
+THREADS = 4
 _CONNECTIONS_MAX = 1000
 _STOP_WAIT_S = 2
 _JSON_BYTES_MAX = 16 * 1024 * 1024
+BODIES_BYTES_MAX = 4 * BODY_BYTES_MAX
+BODY_S_MAX = TOLERANCE_MS / 1000  # a request that is older is refused when it is whole
 
 Answer = Callable[[Replica, str, bytes], bytes]
 
@@ -49,8 +60,8 @@ class ReplicaServer:
         self, host: str, port: int, gate: Gate, replica: Callable[[], Replica], registry: CollectorRegistry
     ) -> None:
         self._host, self.port, self._gate, self._registry = host, port, gate, registry
-        self._make, self._local = replica, threading.local()
-        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="replica-answer")
+        self._make, self._local, self._bodies = replica, threading.local(), Bodies()
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="replica-answer")
         self._log = get_logger(part="replica")
         routes = [Route("/livez", lambda _: PlainTextResponse("ok\n")), Route("/metrics", self._metrics)]
         routes += [
@@ -97,25 +108,37 @@ class ReplicaServer:
     def _replica(self) -> Replica:
         found: Replica | None = getattr(self._local, "replica", None)
         if found is None:
-            found = self._local.replica = self._make()
+            try:
+                found = self._local.replica = self._make()
+            except NotFoundError as error:  # a file that was there when the node started: peers are to ask again
+                raise UnreachableError(error.message, hint=error.hint) from error
         return found
+
+    def _drop_replica(self) -> None:
+        found: Replica | None = getattr(self._local, "replica", None)
+        self._local.replica = None
+        if found is not None:
+            with suppress(Exception):  # what is wrong with it was said already
+                found.store.close()
 
     async def _metrics(self, _: Request) -> Response:
         return Response(generate_latest(self._registry), media_type="text/plain; version=0.0.4")
 
     def _answering(self, answer: Answer) -> Callable[[Request], Any]:
         async def handle(request: Request) -> Response:
-            try:
-                body = await _body(request)
-                now_ms = time.time_ns() // 1_000_000
-                party = self._gate.check(request.method, request.url.path, request.headers, body, now_ms)
-            except (DeniedError, FormatError) as error:
-                self._log.warning("a request was refused", error=error)
-                return Response(json.dumps({"code": "denied", "message": error.message}).encode(), 401)
-            loop = asyncio.get_running_loop()
-            status, said = await loop.run_in_executor(self._threads, self._answer, answer, party, body)
-            headers = party.sign_answer(request.headers["evermark-nonce"], status, said)
-            return Response(said, status, headers)
+            with self._bodies.one() as take:
+                try:
+                    self._gate.expected(request.headers, _now_ms())
+                    body = await _body(request, take)
+                    party = self._gate.check(request.method, request.url.path, request.headers, body, _now_ms())
+                except (DeniedError, FormatError, BusyError) as error:
+                    self._log.warning("a request was refused", error=error)
+                    code, status = ("busy", 503) if isinstance(error, BusyError) else ("denied", 401)
+                    return Response(json.dumps({"code": code, "message": error.message}).encode(), status)
+                loop = asyncio.get_running_loop()
+                status, said = await loop.run_in_executor(self._threads, self._answer, answer, party, body)
+                headers = party.sign_answer(request.headers["evermark-nonce"], status, said)
+                return Response(said, status, headers)
 
         return handle
 
@@ -124,21 +147,57 @@ class ReplicaServer:
             return 200, answer(self._replica(), party.peer, body)
         except EvermarkError as error:
             status, said = error_as_json(error)
-            if status == 500:
+            if isinstance(error, UnreachableError):
+                self._drop_replica()  # a connection that was cut stays so: the next request gets a new one
+            if status == 500 or isinstance(error, UnreachableError):
                 self._log.error("a peer's request failed", peer=party.peer, error=error)
         except Exception as error:  # noqa: BLE001 - the next request is answered all the same
             self._log.error("a peer's request failed", peer=party.peer, error=error)
             status, said = error_as_json(EvermarkError("the request failed", hint="the node's log says why"))
-            self._local.replica = None
+            self._drop_replica()
         return status, json.dumps(said).encode()
 
 
-async def _body(request: Request) -> bytes:
+class Bodies:
+    """How many bytes of requests are in memory, of all that are under way together: whose they are is known only when
+    they are whole. Of one thread."""
+
+    def __init__(self) -> None:
+        self._bytes = 0
+
+    @contextmanager
+    def one(self) -> Iterator[Callable[[int], None]]:
+        """What is yielded is told the size of each piece of a body; all of it counts until the answer is made."""
+        taken = 0
+
+        def take(size: int) -> None:
+            nonlocal taken
+            if self._bytes + size > BODIES_BYTES_MAX:
+                raise BusyError("too many large requests are under way", hint="ask again in a while")
+            self._bytes += size
+            taken += size
+
+        try:
+            yield take
+        finally:
+            self._bytes -= taken
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+async def _body(request: Request, take: Callable[[int], None]) -> bytes:
     found = bytearray()
-    async for piece in request.stream():
-        found += piece
-        if len(found) > BODY_BYTES_MAX:
-            raise FormatError(f"a body is larger than {BODY_BYTES_MAX} bytes", hint="send smaller pages")
+    try:
+        async with asyncio.timeout(BODY_S_MAX):
+            async for piece in request.stream():
+                take(len(piece))
+                found += piece
+                if len(found) > BODY_BYTES_MAX:
+                    raise FormatError(f"a body is larger than {BODY_BYTES_MAX} bytes", hint="send smaller pages")
+    except TimeoutError:
+        raise FormatError(f"a body takes longer than {BODY_S_MAX} s", hint="look at the network") from None
     return bytes(found)
 
 

@@ -99,7 +99,14 @@ class ReplicaSettings:
 
 
 def is_dsn(address: str) -> bool:
-    return address.startswith(("postgresql://", "postgres://")) or "dbname=" in address or "host=" in address
+    if address.startswith(("postgresql://", "postgres://")) or "dbname=" in address or "host=" in address:
+        return True
+    if "://" in address:  # no path of a file: an error about one would say it, with the password that may be in it
+        raise ConfigError(
+            "store: this address is neither a path nor one of Postgres",
+            hint="it begins with postgresql:// or postgres://, in small letters and with nothing behind the first word",
+        )
+    return False
 
 
 def resolved(store: str) -> str:

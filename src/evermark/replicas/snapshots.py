@@ -22,18 +22,20 @@ from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from evermark.disk import sync_folder, write_whole
 from evermark.errors import BusyError, ConflictError, FormatError, NotFoundError
 from evermark.replicas.base import Cut, ReplicaStore
-from evermark.replicas.columns import checked, schema_of
+from evermark.replicas.columns import NUMBER_MAX, checked, schema_of
 from evermark.replicas.exchange import Chunk, Manifest
 from evermark.replicas.values import Table
 
 CHUNK_ROWS = 50_000
 CHUNK_BYTES_MAX = 512 * 1024 * 1024
-_MANIFEST = "manifest.json"
+UNPACKED_BYTES_MAX = 4 * CHUNK_BYTES_MAX  # of a chunk: some hundred rows may have values of megabytes each
+_MANIFEST, _FINISHED, _OFFERED = "manifest.json", "finished", "offered"
 PIECE_BYTES = 8 * 1024 * 1024
 _PACKERS = 2
 _CODEC = "lz4_raw"
@@ -61,6 +63,8 @@ class Snapshots:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise BusyError(f"a snapshot of {table} is being made", hint="ask again in a while") from None
+            for draft in self.folder.glob(f".{table}-*"):  # of a process that died: nobody else makes one now
+                shutil.rmtree(draft, ignore_errors=True)
             yield
 
     def make_native(self, store: ReplicaStore, table: str, now_ms: int) -> Manifest:
@@ -119,6 +123,27 @@ class Snapshots:
     def newest(self, table: str, *, is_native: bool = False) -> Manifest | None:
         found = [each for each in self.list() if each.table == table and bool(each.files) == is_native]
         return max(found, key=lambda manifest: manifest.id, default=None)
+
+    def note_finished(self, manifest: Manifest, now_ms: int) -> None:
+        """A snapshot is made: from now on it grows old."""
+        self._note(manifest, _FINISHED, str(now_ms))
+
+    def finished_ms(self, manifest: Manifest) -> int:
+        try:
+            return int((self.folder / manifest.id / _FINISHED).read_text())
+        except (FileNotFoundError, ValueError):  # the process died just after it had made the snapshot
+            return manifest.made_ms
+
+    def note_offered(self, manifest: Manifest) -> None:
+        """Somebody who still waited was told of this snapshot."""
+        self._note(manifest, _OFFERED, "")
+
+    def is_offered(self, manifest: Manifest) -> bool:
+        return (self.folder / manifest.id / _OFFERED).exists()
+
+    def _note(self, manifest: Manifest, name: str, text: str) -> None:
+        with suppress(FileNotFoundError):  # it may be thrown away already
+            write_whole(self.folder / manifest.id / name, text, replace=True)
 
     def list(self) -> list[Manifest]:
         """The snapshots that this version can give. What another version left is removed with the next."""
@@ -317,12 +342,35 @@ def decoded_chunk(table: Table, snapshot: str, number: int, wanted: Chunk, data:
     if not _is_as_said(wanted, data):
         raise _damaged(snapshot, number)
     try:
-        found = pq.read_table(pa.BufferReader(data)).select(schema_of(table).names).cast(schema_of(table))
-    except (pa.ArrowException, KeyError) as error:
+        found = _unpacked_rows(schema_of(table), wanted.rows, data)
+    except (pa.ArrowException, KeyError, ValueError) as error:
         raise FormatError(f"chunk {number} of {snapshot} cannot be read: {error}", hint="see the peer") from None
     if found.num_rows != wanted.rows:
         raise FormatError(f"chunk {number} of {snapshot} has {found.num_rows} rows", hint="make a new snapshot")
     return checked(table, found, "the peer is damaged")
+
+
+def _unpacked_rows(schema: pa.Schema, rows: int, data: bytes) -> pa.Table:
+    """The rows of a Parquet file, of which nothing is unpacked before it is known to become no larger than it may."""
+    file = pq.ParquetFile(pa.BufferReader(data), read_dictionary=schema.names)  # texts that come again stay one
+    groups = [file.metadata.row_group(at) for at in range(file.metadata.num_row_groups)]
+    size = sum(group.column(at).total_uncompressed_size for group in groups for at in range(group.num_columns))
+    if file.metadata.num_rows != rows or max(size, rows * len(schema) * 8) > UNPACKED_BYTES_MAX:
+        raise ValueError(f"it has {file.metadata.num_rows} rows, and {size} bytes when it is unpacked")
+    found = file.read(columns=schema.names).select(schema.names)
+    if sum(map(_plain_bytes, found.columns)) > UNPACKED_BYTES_MAX:
+        raise ValueError(f"it has more than {UNPACKED_BYTES_MAX} bytes when it is unpacked")
+    found = found.cast(schema)
+    found.validate(full=True)  # also that texts are UTF-8, which nothing else asks
+    return found
+
+
+def _plain_bytes(column: pa.ChunkedArray) -> int:
+    """How large a column is when each of its texts stands for itself."""
+    if not pa.types.is_dictionary(column.type):
+        return int(column.nbytes)
+    sizes = [pc.sum(pc.binary_length(each.dictionary).take(each.indices)).as_py() or 0 for each in column.chunks]
+    return sum(sizes)
 
 
 def _undamaged(manifest: Manifest, number: int, data: bytes) -> None:
@@ -354,6 +402,8 @@ def verified(manifest: Manifest, table: Table) -> Manifest:
         raise FormatError(f"the snapshot {manifest.id} is of a table with other columns", hint="compare the tables")
     if sum(manifest.files) != (len(manifest.chunks) if manifest.files else 0) or len(manifest.files) not in (0, 2):
         raise FormatError(f"the snapshot {manifest.id} is of other files than it should", hint="see the peer")
+    if not 0 <= manifest.clock < NUMBER_MAX:
+        raise FormatError(f"the snapshot {manifest.id} has an impossible clock", hint="see the peer")
     if any(chunk.size > CHUNK_BYTES_MAX for chunk in manifest.chunks):
         raise FormatError(f"the snapshot {manifest.id} has chunks that are too large", hint="make it with smaller ones")
     return manifest

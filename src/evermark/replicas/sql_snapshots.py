@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import itertools
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from evermark.errors import FormatError
 from evermark.replicas import clock
 from evermark.replicas.base import Cut
 from evermark.replicas.columns import VERSION_FIELDS, images_of, row_digests, tombstones
@@ -33,6 +35,7 @@ _TAKEN = (
     "record_id text primary key, hlc bigint not null, origin_node_id text not null, origin_seq bigint not null, "
     'is_deleted boolean not null, piece integer not null, "row" integer not null'
 )
+_TEMPORARY = ("replication_taken", "replication_ours", "replication_winners", "replication_vanished")
 
 
 class SqlSnapshots(SqlBase):
@@ -63,13 +66,15 @@ class SqlSnapshots(SqlBase):
 
     def merge(self, table: str, cut: Cut, rows: Callable[[], Iterator[pa.Table]], now_ms: int) -> int:
         def load(spec: Table, is_empty: bool) -> int:
-            return self._load(spec, rows) if is_empty else self._merge_rows(spec, rows)
+            known = partial(_not_beyond, cut, spec, rows)
+            return self._load(spec, known) if is_empty else self._merge_rows(spec, known)
 
         return self._merge(table, cut, load, now_ms)
 
     def is_empty(self, table: str) -> bool:
         self._table(table)
-        return not any(self._all(f'select 1 from "{table}{kind}" limit 1') for kind in ("", "_Versions"))
+        has_rows = any(self._all(f'select 1 from "{table}{kind}" limit 1') for kind in ("", "_Versions"))
+        return not has_rows and not self.held(table)
 
     def native_form(self, table: str) -> str | None:
         return None
@@ -99,6 +104,12 @@ class SqlSnapshots(SqlBase):
             }
             self._save_held(table, {origin: held.get(origin, NOTHING) | ranges for origin, ranges in new.items()})
             self._raise_floors(table, {origin: ranges.highest for origin, ranges in new.items()})
+            self._run(
+                "delete from replication_quarantine where table_name = ? and exists (select 1 from replication_cut c "
+                "where c.origin_node_id = replication_quarantine.origin_node_id "
+                "and replication_quarantine.origin_seq between c.first_seq and c.last_seq)",
+                [table],
+            )
         return changed
 
     def _load(self, spec: Table, rows: Callable[[], Iterator[pa.Table]]) -> int:
@@ -112,8 +123,8 @@ class SqlSnapshots(SqlBase):
 
     def _note_cut(self, held: Held) -> None:
         self._run("delete from replication_cut")
-        rows = [(origin, start, end) for origin, ranges in held.items() for start, end in ranges]
-        self._many("insert into replication_cut (origin_node_id, first_seq, last_seq) values (?, ?, ?)", rows)
+        sql = "insert into replication_cut (origin_node_id, first_seq, last_seq) values (?, ?, ?)"
+        self._many(sql, _flat(held))
 
     def _merge_rows(self, spec: Table, rows: Callable[[], Iterator[pa.Table]]) -> int:
         name, quoted = spec.name, f'"{spec.name}"'
@@ -121,9 +132,17 @@ class SqlSnapshots(SqlBase):
             "exists (select 1 from replication_cut c where c.origin_node_id = v.origin_node_id "
             "and v.origin_seq between c.first_seq and c.last_seq)"
         )
-        for each in ("replication_taken", "replication_winners", "replication_vanished"):
+        # We had this version, and have no word of the row: it was deleted, and the tombstone is collected.
+        was_here = (
+            "exists (select 1 from replication_ours o where o.origin_node_id = s.origin_node_id "
+            "and s.origin_seq between o.first_seq and o.last_seq)"
+        )
+        for each in _TEMPORARY:
             self._run(f"drop table if exists {each}")
         self._run(f"create temporary table replication_taken ({_TAKEN})")
+        self._run("create temporary table replication_ours (origin_node_id text, first_seq bigint, last_seq bigint)")
+        given_up = self._given_up(name)
+        self._many("insert into replication_ours values (?, ?, ?)", _flat(self.held(name), without=given_up))
         for at, piece in enumerate(rows()):
             where = {"piece": pa.repeat(pa.scalar(at), piece.num_rows), "row": pa.array(range(piece.num_rows))}
             taken = piece.select(_VERSION)
@@ -132,7 +151,7 @@ class SqlSnapshots(SqlBase):
             self._insert_columns("replication_taken", taken)
         self._run(
             "create temporary table replication_winners as select s.* from replication_taken s "
-            f'left join "{name}_Versions" v on v.record_id = s.record_id where v.record_id is null '
+            f'left join "{name}_Versions" v on v.record_id = s.record_id where v.record_id is null and not {was_here} '
             "or (s.hlc, s.origin_node_id, s.origin_seq) > (v.hlc, v.origin_node_id, v.origin_seq)"
         )
         self._run(
@@ -157,7 +176,7 @@ class SqlSnapshots(SqlBase):
             "on conflict (record_id) do update set hlc = excluded.hlc, origin_node_id = excluded.origin_node_id, "
             "origin_seq = excluded.origin_seq, is_deleted = excluded.is_deleted"
         )
-        for each in ("replication_taken", "replication_winners", "replication_vanished"):
+        for each in _TEMPORARY:
             self._run(f"drop table {each}")
         return vanished + won
 
@@ -253,6 +272,18 @@ class SqlSnapshots(SqlBase):
             [limit],
         )
         return sorted(record for (record,) in rows)
+
+
+def _not_beyond(cut: Cut, spec: Table, rows: Callable[[], Iterator[pa.Table]]) -> Iterator[pa.Table]:
+    """A table's clock is never behind its versions: so who has looked at the clock has looked at all of them."""
+    for piece in rows():
+        if piece.num_rows and pc.max(piece["hlc"]).as_py() > cut.clock:
+            raise FormatError(f"{spec.name}: a row of a snapshot is newer than its clock", hint="the peer is damaged")
+        yield piece
+
+
+def _flat(held: Held, without: Collection[str] = ()) -> list[tuple[str, int, int]]:
+    return [(origin, start, end) for origin, ranges in held.items() if origin not in without for start, end in ranges]
 
 
 def fetched(fetch: Callable[[int], list[tuple[Any, ...]]], rows_max: int) -> Iterator[list[tuple[Any, ...]]]:

@@ -85,6 +85,7 @@ class SqliteStore(SqlStore):
         try:
             self._checkpointing: threading.Thread | None = None
             self._path = None if str(path) == ":memory:" else Path(path)
+            self._file = self._file_there()
             self.connection = sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
             self.connection.execute("pragma journal_mode = wal")
             self.connection.execute("pragma synchronous = full")
@@ -102,7 +103,26 @@ class SqliteStore(SqlStore):
             self._checkpointing.join()
         self.connection.close()
 
+    def _file_there(self) -> tuple[int, int] | None:
+        if self._path is None:
+            return None
+        try:
+            found = self._path.stat()
+        except OSError:
+            return None
+        return found.st_dev, found.st_ino
+
+    def _check_file(self) -> None:
+        """Users of the database open it by its path: where that leads to another file, what is written to the one that
+        is open here is seen by nobody."""
+        if self._file_there() != self._file:
+            raise UnreachableError(
+                f"{self._path} was replaced, or taken away, while it was open",
+                hint="it is opened anew as soon as it is there; stop the node before you put a database back",
+            )
+
     def _all(self, sql: str, params: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        self._check_file()
         try:
             return self.connection.execute(sql, params).fetchall()
         except sqlite3.Error as error:
@@ -124,6 +144,7 @@ class SqliteStore(SqlStore):
     def _writing(self) -> Iterator[None]:
         self._run("begin immediate")
         try:
+            self._check_file()
             self._run("update replication_meta set value = '1' where key = 'applying'")
             yield
             self._run("update replication_meta set value = '0' where key = 'applying'")
@@ -368,7 +389,8 @@ class SqliteStore(SqlStore):
         native.check_form(spec, files, form)
         with self._attached(files) as schemas, ThreadPoolExecutor(1) as threads, _Loading(self.connection) as loading:
             # Beside the load, which is broken off and undone if it finds anything; waited for before the commit.
-            checking = threads.submit(loading.checked, partial(native.check, spec, files, self._record_sql(spec, "b")))
+            check = partial(native.check, spec, files, self._record_sql(spec, "b"), cut.clock)
+            checking = threads.submit(loading.checked, check)
 
             def load(_: Table, is_empty: bool) -> int:
                 if not is_empty:

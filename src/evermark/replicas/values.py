@@ -156,10 +156,25 @@ def canonical(kind: Kind, text: str | None) -> str | None:
 def is_canonical(kind: Kind, text: str) -> bool:
     """Whether this is at a glance the one text of a value; most are, and are spared the rest."""
     if kind is Kind.TEXT:
-        return len(text) <= VALUE_CHARS_MAX
+        return len(text) <= VALUE_CHARS_MAX and (text.isascii() or _is_utf8(text))
     if kind is Kind.INTEGER:
         return text.isascii() and text.isdigit() and len(text) < 19 and (text[0] != "0" or text == "0")
     return False
+
+
+def _text(text: str) -> str:
+    if not _is_utf8(text):
+        raise ValueError("a text is not UTF-8")
+    return text
+
+
+def _is_utf8(text: str) -> bool:
+    """JSON can write half of a character, which no database takes."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _integer(text: str) -> str:
@@ -210,5 +225,5 @@ _CANONICAL: Mapping[Kind, Callable[[str], str]] = {
     Kind.BOOLEAN: _boolean,
     Kind.BYTES: _bytes,
     Kind.NUMERIC: _numeric,
-    Kind.TEXT: str,
+    Kind.TEXT: _text,
 }

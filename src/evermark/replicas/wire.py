@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ from evermark.errors import (
     Kind,
     NotFoundError,
     SetupError,
+    UnreachableError,
 )
 from evermark.replicas.event import ORIGIN, UUID, Event, Operation, Version, image_text
 from evermark.replicas.exchange import Evicted
@@ -77,16 +79,55 @@ def note_of(body: bytes) -> dict[str, Any]:
 def events_from_bytes(body: bytes, table: Table) -> list[Event]:
     """The events of a body, each checked against the table: nothing of a peer's is trusted."""
     try:
+        if unpacked_bytes(body) > BODY_BYTES_MAX:
+            raise _unreadable("it has too many events")
         with pa.ipc.open_stream(body) as reader:
+            if not reader.schema.equals(_SCHEMA):  # one with a dictionary might say a large text ten thousand times
+                raise _unreadable("its columns are others")
             found: list[Event] = []
             for batch in reader:
                 if len(found) + batch.num_rows > EVENTS_MAX or batch.nbytes > BODY_BYTES_MAX:
                     raise _unreadable("it has too many events")
-                columns = [batch.column(name).cast(_SCHEMA.field(name).type).to_pylist() for name in _SCHEMA.names]
+                batch.validate(full=True)
+                columns = [batch.column(name).to_pylist() for name in _SCHEMA.names]
                 found += [_event(table, row) for row in zip(*columns, strict=True)]
             return found
-    except (pa.ArrowException, KeyError, TypeError) as error:
+    except (pa.ArrowException, KeyError, TypeError, ValueError, struct.error) as error:
         raise _unreadable(str(error)) from None
+
+
+def unpacked_bytes(body: bytes) -> int:
+    """How large the buffers of an Arrow stream are, by what they say of themselves: Arrow makes room for that much, and
+    tells nobody before. A buffer that is compressed begins with its length when it is not; -1 if it is as it is."""
+    total = 0
+    for message in pa.ipc.MessageReader.open_stream(body):
+        if message.type == "schema":
+            continue
+        if message.type != "record batch":
+            raise _unreadable(f"it has a {message.type[:40]} in it")
+        head, data = message.metadata.to_pybytes(), memoryview(message.body)
+        batch = _followed(head, _place_of(head, _followed(head, 0), 2))
+        buffers, packed = _place_of(head, batch, 2), _place_of(head, batch, 3)
+        count_at = _followed(head, buffers)
+        for at in range(struct.unpack_from("<I", head, count_at)[0]):
+            start, size = struct.unpack_from("<qq", head, count_at + 4 + 16 * at)
+            unpacked = struct.unpack_from("<q", data, start)[0] if packed and size else -1
+            total += max(0, unpacked if unpacked != -1 else size)
+    return total
+
+
+def _followed(head: bytes, at: int) -> int:
+    """Where an offset of a flatbuffer leads."""
+    return at + int(struct.unpack_from("<I", head, at)[0])
+
+
+def _place_of(head: bytes, table: int, field: int) -> int:
+    """Where a field of a flatbuffer's table stands; 0 if it is left out."""
+    fields = table - struct.unpack_from("<i", head, table)[0]
+    if 4 + 2 * field >= struct.unpack_from("<H", head, fields)[0]:
+        return 0
+    behind = struct.unpack_from("<H", head, fields + 4 + 2 * field)[0]
+    return table + int(behind) if behind else 0
 
 
 def _event(table: Table, row: tuple[Any, ...]) -> Event:
@@ -129,6 +170,7 @@ _CODES: Mapping[str, tuple[int, type[EvermarkError]]] = {
     "snapshot_required": (409, SnapshotRequired),
     "evicted": (410, Evicted),
     Kind.BUSY: (503, BusyError),
+    Kind.UNREACHABLE: (503, UnreachableError),
     Kind.DENIED: (401, DeniedError),
     Kind.NOT_FOUND: (404, NotFoundError),
     Kind.CONFLICT: (409, ConflictError),

@@ -12,8 +12,9 @@ from pydantic import Field
 from evermark import failpoint
 from evermark.config.bots import BotConfig, Named
 from evermark.config.subscription_requests import asked
-from evermark.delivery.base import KEY_CHARS_MAX, KEYS_AT_ONCE_MAX, BotMode, BotSpec, SubscriptionSpec
 from evermark.delivery.decide.registration import unknown_bot
+from evermark.delivery.limits import KEY_CHARS_MAX, KEYS_AT_ONCE_MAX
+from evermark.delivery.model import BotMode, BotSpec, SubscriptionSpec
 from evermark.delivery.ports import BotStore
 from evermark.delivery.status import Account
 from evermark.server.messages import PAGE_MAX, Answer, Asked, read_as

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Self
 from pydantic import BeforeValidator, Field
 from pydantic.json_schema import SkipJsonSchema
 
-from evermark.delivery.base import ParkedRow
+from evermark.delivery.model import ParkedRow
 from evermark.delivery.ports import DeliveryStore
 from evermark.errors import ConflictError, NotFoundError
 from evermark.server.messages import PAGE_MAX, Answer, Asked, Limit

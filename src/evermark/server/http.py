@@ -41,7 +41,7 @@ class Server:
         self._host, self.port = host, port
         self.api = Api(tokens or Tokens({}))
         self._probes = Probes(board, metrics)
-        self.tail = Tail(metrics)
+        self.tail = Tail(metrics, board)
         self.app = self.api.application(*self._probes.routes(), *self.tail.routes())
         config = uvicorn.Config(
             self.app,

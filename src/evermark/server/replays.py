@@ -9,6 +9,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field
 
+from evermark.delivery.limits import REPLAY_RATE_MAX
 from evermark.delivery.replay.base import ReplayStore
 from evermark.delivery.replay.plan import AskedBy, Replay, Request
 from evermark.delivery.replay.request import STREAMS_MAX, window_of
@@ -19,7 +20,6 @@ from evermark.server.messages import PAGE_MAX, Answer, Asked, Limit, read_as
 from evermark.server.subscriptions import AsDeliverer
 from evermark.settings.problems import Problem, refused
 
-RATE_MAX = 1_000_000.0
 _Name = Annotated[str, Field(min_length=1, max_length=200)]
 _Time = Annotated[str, Field(min_length=1, max_length=64)]
 
@@ -35,7 +35,7 @@ class ReplayAsked(Asked):
     subscription: _Name | None = None
     streams: Annotated[tuple[_Name, ...], Field(max_length=STREAMS_MAX)] = ()
     where: Annotated[str, Field(min_length=1, max_length=8192)] | None = None
-    rate: Annotated[float, Field(ge=0, le=RATE_MAX, description="Requests a second at most; 0: no limit.")] = 0.0
+    rate: Annotated[float, Field(ge=0, le=REPLAY_RATE_MAX, description="Requests a second at most; 0: no limit.")] = 0.0
 
 
 class ReplaysAsked(Asked):
@@ -124,7 +124,7 @@ class ReplayService:
             subscription=given.subscription,
             rate_per_s=given.rate,
         )
-        made = self.as_deliverer(lambda epoch: self.store.ask(request, epoch))
+        made = self.as_deliverer(lambda epoch: self.store.request(request, epoch))
         return ReplayAnswer.of(self.store.one(made), self.warnings(request.streams))
 
     def cancel(self, replay: str) -> ReplayAnswer:

@@ -19,9 +19,9 @@ from pydantic import AfterValidator, Field
 from evermark import durations
 from evermark.config.subscription_requests import asked, asked_changes
 from evermark.config.subscriptions import SubscriptionConfig, signing_secret
-from evermark.delivery.base import MadeBy, SourcePartition, SubscriptionSpec, SubscriptionState
 from evermark.delivery.decide.answers import Verdict
 from evermark.delivery.decide.registration import secret_ends, start_vector
+from evermark.delivery.model import MadeBy, SourcePartition, SubscriptionSpec, SubscriptionState
 from evermark.delivery.ports import DeliveryStore
 from evermark.delivery.status import Account, account, accounts
 from evermark.delivery.webhook.base import Sink, Try

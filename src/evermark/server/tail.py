@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import resource
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as LateError
@@ -20,12 +21,13 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from evermark.delivery.base import SubscriptionSpec
+from evermark.delivery.model import SourcePartition, SubscriptionSpec
 from evermark.delivery.tail.hub import Client, Hub, TailLimits
 from evermark.delivery.tail.place import Resync, places_of
 from evermark.delivery.tail.ports import TailLog, TailReport
 from evermark.delivery.tail.wish import BySpark, Wish, require_fit
-from evermark.errors import BusyError, ConfigError
+from evermark.errors import BusyError, ConfigError, EvermarkError
+from evermark.observe.health import HealthBoard
 from evermark.observe.logging import get_logger
 from evermark.observe.metrics import Metrics
 from evermark.server.followed import FOLLOWED, FollowAsked, TailAsked
@@ -34,6 +36,8 @@ from evermark.settings.problems import Problem, refused
 
 CLIENTS_MAX = 8_000
 HUBS_MAX = 32
+# Different wishes that need Spark. Each of them costs a job of Spark for each piece of the log that its clients read.
+SPARK_WISHES_MAX = 16
 DESCRIPTORS_FOR_OTHERS = 512
 SEND_BYTES_MAX = 32 * 1024
 CLOSE_WAIT_S = 2.0
@@ -57,10 +61,12 @@ class TailOf:
 
 
 class _Report(TailReport):
-    def __init__(self, metrics: Metrics) -> None:
+    def __init__(self, metrics: Metrics, board: HealthBoard) -> None:
         self._metrics = metrics
+        self._board = board
         self._log = get_logger(part="tail")
         self._failing = False
+        self._stuck: dict[SourcePartition, dict[frozenset[str], str]] = {}  # by hub, what was said
 
     def clients(self, change: int) -> None:
         self._metrics.tail_clients.inc(change)
@@ -81,18 +87,41 @@ class _Report(TailReport):
             self._log.warning("the live tail cannot be read on; it is tried until it can", error=error)
         self._failing = True
 
+    def stuck(self, place: SourcePartition, error: EvermarkError, hub: frozenset[str]) -> None:
+        self._board.log_unwell(place.source, _of(place), f"clients wait: {error.message}", error.hint)
+        said = self._stuck.setdefault(place, {})
+        is_new = error.message not in said.values()
+        said[hub] = error.message
+        if is_new:
+            source, partition = place.source, place.partition
+            self._log.error("the live tail cannot go on here", source=source, partition=partition, error=error)
+
+    def unstuck(self, place: SourcePartition, hub: frozenset[str]) -> None:
+        said = self._stuck.get(place, {})
+        said.pop(hub, None)
+        if said:
+            return  # clients of another hub still wait
+        self._stuck.pop(place, None)
+        self._board.log_well(place.source, _of(place))
+        self._log.info("the live tail waits here no longer", source=place.source, partition=place.partition)
+
+
+def _of(place: SourcePartition) -> str:
+    return f"the live tail of partition {place.partition}"
+
 
 class Tail:
     """Refuses clients until `open`, and after `refuse` or `close`."""
 
-    def __init__(self, metrics: Metrics) -> None:
-        self._report = _Report(metrics)
+    def __init__(self, metrics: Metrics, board: HealthBoard) -> None:
+        self._report = _Report(metrics, board)
         self._of: TailOf | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._hubs: dict[frozenset[str], tuple[Hub, asyncio.Task[None]]] = {}
         self._opening = asyncio.Lock()
         self._clients = 0
-        self._threads: tuple[ThreadPoolExecutor, ThreadPoolExecutor] | None = None
+        self._asking: Counter[tuple[Wish, frozenset[str]]] = Counter()  # clients of each wish that needs Spark
+        self._threads: tuple[ThreadPoolExecutor, ThreadPoolExecutor, ThreadPoolExecutor] | None = None
 
     def routes(self) -> list[Route]:
         return [Route(path, _Endpoint(self, query), methods=["GET"]) for path, query in FOLLOWED.items()]
@@ -103,6 +132,7 @@ class Tail:
         self._threads = (
             ThreadPoolExecutor(_THREADS, thread_name_prefix="tail"),
             ThreadPoolExecutor(_THREADS, thread_name_prefix="tail-log"),
+            ThreadPoolExecutor(_THREADS, thread_name_prefix="tail-spark"),
         )
         self._of = of
 
@@ -151,15 +181,38 @@ class Tail:
         self._clients += 1
         try:
             wish, sources = await asyncio.to_thread(_wished, of, asked, name)
-            places = places_of(last_id) if last_id else None
-            return await (await self._hub(of, sources)).client(wish, places, asked.start)
+            self._asks(wish, sources)
+            try:
+                places = places_of(last_id) if last_id else None
+                return await (await self._hub(of, sources)).client(wish, places, asked.start)
+            except BaseException:
+                self._asks_no_more(wish, sources)
+                raise
         except BaseException:
             self._clients -= 1
             raise
 
     def ended(self, client: Client) -> None:
         self._clients -= 1
+        self._asks_no_more(client.wish, client.sources)
         client.close()
+
+    def _asks(self, wish: Wish, sources: frozenset[str]) -> None:
+        if not wish.needs_spark:
+            return
+        if (wish, sources) not in self._asking and len(self._asking) >= SPARK_WISHES_MAX:
+            raise BusyError(
+                f"the live tail follows {SPARK_WISHES_MAX} different predicates that only Spark can decide already, and"
+                " takes no more",
+                hint="say it without what only Spark can decide, such as rlike (docs/tail.md); or follow without"
+                " `where`, and choose among what comes; or use another instance",
+            )
+        self._asking[wish, sources] += 1
+
+    def _asks_no_more(self, wish: Wish, sources: frozenset[str]) -> None:
+        if wish.needs_spark:
+            self._asking[wish, sources] -= 1
+            self._asking += Counter()  # without those of nobody
 
     async def _hub(self, of: TailOf, sources: frozenset[str]) -> Hub:
         async with self._opening:

@@ -108,6 +108,12 @@ class Gap(Protocol):
     # Pieces hold records as they are now, as `op = read`: they are compared with the records that the log implies, and
     # each difference becomes an insert, update or delete, flagged `repaired`.
     is_state: bool = False
+    # Of such a gap: truncates that happened in it and could be read all the same, as `evermark.event.TAKEN`, in their
+    # order. They are logged where they stand, in front of the differences.
+    truncates: pa.Table | None = None
+    # Of such a gap: streams whose records are told though they are as the log implies them, since another partition is
+    # yet to tell a truncate from before these records, which would end what was told of them earlier.
+    told_anew: Sequence[str] = ()
 
     @property
     def position(self) -> str:
@@ -125,14 +131,29 @@ class Gap(Protocol):
         """Positions in the log for events number `first` and following: after all it holds, before `position`."""
 
 
+@dataclass(frozen=True)
+class Whereabouts:
+    """Where the partitions of a source stand while one of them is repaired. What concerns records of all partitions,
+    and stands in one of them, is told by that one alone."""
+
+    at: Mapping[int, str]  # the log has all that is before these positions; a partition that never began is left out
+    repaired: Sequence[str] = ()  # where others went on that were repaired since the gap of this partition began
+
+
 class Repair(Protocol):
     """One try at closing a gap in one partition. Every step may be repeated after a crash, from the first one on."""
 
-    def begin(self, stopped: Callable[[], bool], left_at: str | None = None) -> Gap:
+    def begin(
+        self,
+        stopped: Callable[[], bool],
+        left_at: str | None = None,
+        whereabouts: Callable[[], Whereabouts] | None = None,
+    ) -> Gap:
         """Make sure that nothing more is lost from here on, then return the gap to look through.
 
         Leftovers of earlier tries are replaced. `stopped` is asked now and then while this has to wait. With
         `left_at` no person has confirmed this place: raises `IdentityError` if it is not the place we left.
+        `whereabouts` asks State; None: there are no other partitions to be thought of.
         """
 
     def finish(self, position: str) -> None:
@@ -246,11 +267,16 @@ class Source(ABC):
 
     def check(self, resume: Mapping[int, str], newest: Mapping[int, Seen] | None = None) -> None:  # noqa: B027
         """Raise if this is not the place we left, or cannot give events from `resume` on. Called at every start, when
-        the times of events jump, and by people who only look: it changes nothing.
+        a feed broke or the times of events jump (`require_whole`), and by people who only look: it changes nothing.
 
         `newest` is the last event the log holds of a partition: a copy of the place that has diverged since
         may differ only in lacking this event.
         """
+
+    def require_whole(self, partition: int, start: str, end: str, newest: Mapping[int, Seen]) -> None:
+        """`[start, end)` was read, and the times of its events jump. Raise as `check` does if something may be missing
+        there; it is called before the batch is taken."""
+        self.check({partition: start}, newest)
 
     def replayed(self, stream: str, since: str, until: str | None) -> None:  # noqa: B027 - not every source is asked
         """The replay that a control event of this stream asked for is over: the source need not show it any more.

@@ -196,7 +196,7 @@ class CopyStore(Protocol):
     `StaleError` when it is old. What a reader or a person writes is not fenced, and says so.
     """
 
-    def ask(self, source: str, stream: str, condition: str) -> Copy:
+    def request(self, source: str, stream: str, condition: str) -> Copy:
         """A person asks for a copy; not fenced. Asked again while the same is under way, it is that one."""
 
     def requests(self) -> AbstractContextManager[Callable[[float], Collection[str]]]:
@@ -250,8 +250,9 @@ class CopyStore(Protocol):
     def reopen(self, copy: str, number: int, epoch: int, told: Sequence[int] = ()) -> None:
         """Of a chunk that is ready, whose mark was lost: but for these partitions, which have its rows."""
 
-    def trouble(self, copy: str, error: str, epoch: int, *, failed: bool) -> None:
-        """An error, counted; empty: all is well again. `failed`: it is not tried any more."""
+    def trouble(self, copy: str, error: str, epoch: int, *, failed: bool = False, counts: bool = True) -> None:
+        """An error, counted as a try of the copy if it `counts`; empty: all is well again. `failed`: it is not tried
+        any more."""
 
     def close(self) -> None: ...
 

@@ -1,6 +1,6 @@
 """The channel between the driver and its lanes: Spark brings rows of a task only when the task has ended.
 
-A lane calls the driver (a job of Spark, what to run), tells it news (health, metrics, log lines), and is told to begin
+A lane calls the driver (a job of Spark, what to run), reports to it (health, metrics, log lines), and is told to begin
 and to stop. Both ends prove that they know a key which is made for each process of `evermark up` and reaches the tasks
 through the environment of the JVM: it is in no plan, option or command line. To executors on other machines it goes
 sealed (`cluster.py`).
@@ -32,7 +32,7 @@ _SILENT_MAX_S = 20.0  # what was sent and not confirmed by the other machine in 
 _GONE = (EOFError, OSError)
 
 # (target, method, arguments)
-News = tuple[str, str, tuple[Any, ...], dict[str, Any]]
+LaneReport = tuple[str, str, tuple[Any, ...], dict[str, Any]]
 
 
 class Channel:
@@ -46,15 +46,15 @@ class Channel:
         self._listener = Listener((bind or address, 0), "AF_INET", backlog=64)
         os.environ[_ADDRESS] = f"{address}:{self._listener.address[1]}"
         self._serves: Mapping[str, Callable[..., Any]] = {}
-        self._heard: Callable[[str, list[News]], None] = lambda _lane, _news: None
+        self._heard: Callable[[str, list[LaneReport]], None] = lambda _lane, _reports: None
         self._lock = threading.Lock()
         self._lanes: dict[str, tuple[Connection[Any, Any], threading.Lock]] = {}  # each with the lock to send under
         self._open: set[Connection[Any, Any]] = set()
         self._closed = False
 
-    def serve(self, serves: Mapping[str, Callable[..., Any]], heard: Callable[[str, list[News]], None]) -> None:
-        """`serves` is what lanes may call, by name. `heard` gets their news, in order for each lane; an empty list, now
-        and then, says that a lane lives.
+    def serve(self, serves: Mapping[str, Callable[..., Any]], heard: Callable[[str, list[LaneReport]], None]) -> None:
+        """`serves` is what lanes may call, by name. `heard` gets their reports, in order for each lane; an empty list,
+        now and then, says that a lane lives.
         """
         self._serves, self._heard = serves, heard
         threading.Thread(target=self._accept, name="channel", daemon=True).start()
@@ -153,13 +153,13 @@ class LaneEnd:
     def __init__(self, lane: str, on_order: Callable[[tuple[Any, ...] | None], None]) -> None:
         self._on_order = on_order
         self._lock = threading.Lock()
-        self._news: queue.SimpleQueue[News | None] = queue.SimpleQueue()
+        self._reports: queue.SimpleQueue[LaneReport | None] = queue.SimpleQueue()
         self._urgent = threading.Event()
         self._closed = False
         self._open: set[Connection[Any, Any]] = set()
         self._free: list[Connection[Any, Any]] = []  # open, and no call is on it
         self._lane = self._connected(_LANE, lane)
-        self._sender = threading.Thread(target=self._send, name="channel news", daemon=True)
+        self._sender = threading.Thread(target=self._send, name="channel reports", daemon=True)
         self._sender.start()
         self._receiver = threading.Thread(target=self._receive, name="channel orders", daemon=True)
         self._receiver.start()
@@ -198,8 +198,8 @@ class LaneEnd:
         return answer
 
     def tell(self, target: str, method: str, *arguments: Any, **named: Any) -> None:
-        """News for the driver; does not wait."""
-        self._news.put((target, method, arguments, named))
+        """A report to the driver; does not wait."""
+        self._reports.put((target, method, arguments, named))
 
     def tell_now(self, target: str, method: str, *arguments: Any) -> None:
         """The same, for what another lane waits for."""
@@ -207,8 +207,8 @@ class LaneEnd:
         self._urgent.set()
 
     def close(self) -> None:
-        """All news has been sent when this returns, and no thread is left: Spark uses the process again."""
-        self._news.put(None)
+        """All reports have been sent when this returns, and no thread is left: Spark uses the process again."""
+        self._reports.put(None)
         self._sender.join()
         self._closed = True
         _cut(self._lane)
@@ -228,20 +228,20 @@ class LaneEnd:
         return connection
 
     def _send(self) -> None:
-        """News of a moment go together: a batch that is taken and delivered makes a dozen."""
+        """Reports of a moment go together: a batch that is taken and delivered makes a dozen."""
         ends = False
         while not ends:
-            news: list[News | None] = []
+            reports: list[LaneReport | None] = []
             with suppress(queue.Empty):
-                news.append(self._news.get(timeout=BEAT_EVERY_S))
-                if news[0] is not None:
+                reports.append(self._reports.get(timeout=BEAT_EVERY_S))
+                if reports[0] is not None:
                     self._urgent.wait(_FLUSH_EVERY_S)
                 self._urgent.clear()
                 while True:
-                    news.append(self._news.get_nowait())
-            ends = None in news
+                    reports.append(self._reports.get_nowait())
+            ends = None in reports
             with suppress(*_GONE):  # the driver is gone: noticed by the thread that receives
-                _send(self._lane, [one for one in news if one is not None])
+                _send(self._lane, [one for one in reports if one is not None])
 
     def _receive(self) -> None:
         while True:

@@ -15,7 +15,7 @@ from evermark.spark.job import Report, run_tasks
 def copied_by_tasks(
     context: SparkContext, copying: Copying, works: Sequence[Sequence[ChunkWork]], epoch: int, until_s: float
 ) -> list[Report]:
-    """`CopyWorks.write_chunks` on Spark."""
+    """`CopyTools.write_chunks` on Spark."""
     write = _Copy(copying, tuple(tuple(each) for each in works), epoch, until_s)
     return run_tasks(context, len(works), write, "chunks of a copy could not be written")
 

@@ -17,9 +17,9 @@ from pathlib import Path
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
-from evermark.delivery.base import Outcome, SubscriptionSpec
 from evermark.delivery.decide.key_parts import cut_by_key
 from evermark.delivery.decide.matching import needs_spark
+from evermark.delivery.model import Outcome, SubscriptionSpec
 from evermark.delivery.run.matched_here import is_small
 from evermark.delivery.run.post import Posting, addresses_of, by_span, timed
 from evermark.delivery.work import Assignment, DeliveryOptions, Span, fold

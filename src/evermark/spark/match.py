@@ -10,9 +10,9 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
-from evermark.delivery.base import SubscriptionSpec
+from evermark.delivery.model import SubscriptionSpec
 from evermark.event import EVENT
-from evermark.log.frames import with_paths
+from evermark.log.frames import frame_of, with_paths
 from evermark.predicate import Alias, Path, match_sql, vetted, wanted_ops
 from evermark.predicate.fragment import string_sql
 from evermark.predicate.index import Column, Filter, Index, Table, Value, index_of
@@ -99,7 +99,7 @@ def _frame_of(spark: SparkSession, table: Table, name: str) -> DataFrame:
     arrays = [_values(of, values) for of, values in zip(table.columns, columns, strict=True)]
     arrays.append(pa.array(list(table.rows.values()), pa.list_(pa.int32())))
     names = [*(f"{name}_{n}" for n in range(len(table.columns))), name]
-    return spark.createDataFrame(pa.table(arrays, names=names))
+    return frame_of(spark, pa.table(arrays, names=names))
 
 
 def _values(column: Column, values: Sequence[Value]) -> pa.Array:

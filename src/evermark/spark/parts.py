@@ -15,8 +15,8 @@ from typing import Any
 
 from pyspark import SparkContext
 
-from evermark.delivery.base import Fate, Outcome
 from evermark.delivery.decide.key_parts import joined, pace_after, rows_in
+from evermark.delivery.model import Fate, Outcome
 from evermark.delivery.run.post import Posting
 from evermark.delivery.work import Assignment, DeliveryOptions, Result, fold
 from evermark.spark.job import Report

@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from evermark.delivery.base import Fate, Outcome, ParkedEvent, SourcePartition
+from evermark.delivery.model import Fate, Outcome, ParkedEvent, SourcePartition
 
 ROW = pa.schema([pa.field("row", pa.string())])
 ROW_DDL = "row string"

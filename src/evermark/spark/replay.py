@@ -21,9 +21,9 @@ from pyspark import SparkContext
 from pyspark.sql import DataFrame, SparkSession
 
 from evermark.ahead import ahead
-from evermark.delivery.base import Fate, Outcome, ParkedEvent
 from evermark.delivery.bots.forward import forwarded, waiting
 from evermark.delivery.decide.key_parts import part_numbers, parts_max, share_of
+from evermark.delivery.model import Fate, Outcome, ParkedEvent
 from evermark.delivery.replay.plan import Replayed, ReplayWork, Round, folded, joined
 from evermark.delivery.replay.timeslice import Mark, micros, moment_at
 from evermark.delivery.run.post import held_lines, now_held

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from evermark.delivery.base import SourcePartition, SubscriptionSpec
+from evermark.delivery.model import SourcePartition, SubscriptionSpec
 from evermark.delivery.tail.wish import Wish
 from evermark.log.frames import files_frame
 from evermark.log.pieces import LogPiece

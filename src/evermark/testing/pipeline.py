@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import subprocess
 import threading
@@ -15,7 +16,7 @@ import urllib.error
 import urllib.request
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import astuple, dataclass
 from pathlib import Path
@@ -274,6 +275,18 @@ class Stage(ABC):
         first = next(iter(self.handled))
         until(lambda: self.delivered(first) > more_than, f"{first} has more than {more_than}", timeout_s=timeout_s)
 
+    def accept_all(self, refusing: str) -> None:
+        """A receiver that refused some events takes all from now on, also those that were refused before."""
+        self.receivers[refusing].failing = None
+        wanted = set(self.committed())
+
+        def are_tried_and_taken() -> bool:
+            # Asked for again: an event that is being tried just now, and refused, goes on by its schedule, in minutes.
+            self.run("delivery", "retry", "--subscription", refusing)
+            return refusing not in self.missing(wanted)
+
+        until(are_tried_and_taken, f"{refusing} has what it refused")
+
     def check_complete(self, timeout_s: float = PATIENCE_S) -> Ledger:
         """Wait until every receiver has everything, then require exactness everywhere; what was counted."""
         committed = self.committed()
@@ -331,6 +344,12 @@ class Scene(Stage):
         """Ids of all events in the shop's outbox."""
         with psycopg.connect(self.dsn) as conn:
             return [str(row[0]) for row in conn.execute("select id from pgstream.events where op <> 'control'")]
+
+
+def some_of(names: Sequence[str], count: int, seed: int) -> list[str]:
+    """So many of the names, in their order; others with another seed. A start takes nine seconds of processor, so tests
+    die at a few failpoints of each run, and `make chaos` at all of them."""
+    return sorted(random.Random(seed).sample(names, count), key=names.index)
 
 
 def died_by_itself(instance: Instance, timeout_s: float = PATIENCE_S) -> None:

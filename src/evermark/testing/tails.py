@@ -21,6 +21,7 @@ class TailReader:
     def __init__(self, instances: Sequence[Instance]) -> None:
         self.ids: list[str] = []
         self.resyncs: list[str] = []
+        self.others: list[str] = []  # data of events of any other type
         self.connections = 0
         self._last_id = ""
         self._instances = instances
@@ -65,7 +66,7 @@ class TailReader:
         fields = dict(line.split(": ", 1) for line in lines if not line.startswith(":"))
         self._last_id = fields.get("id", self._last_id)
         if "data" in fields and "event" in fields:
-            self.resyncs.append(fields["data"])
+            (self.resyncs if fields["event"] == "resync" else self.others).append(fields["data"])
         elif "data" in fields:
             self.ids.append(json.loads(fields["data"])["evermark"]["id"])
 

@@ -14,8 +14,8 @@ from evermark.checkpoints.kinds import CheckpointConfig, open_checkpoints
 from evermark.cluster.base import Holder
 from evermark.cluster.fence import source_lease
 from evermark.errors import UnreachableError
+from evermark.ingest.batch_taker import BatchTaker, take_each
 from evermark.ingest.checkpoint_saver import SavePolicy
-from evermark.ingest.take import Taker, take_each
 from evermark.state.connection import State
 from evermark.testing.etcds import Etcd, etcd_server
 from evermark.testing.mongods import mongo_replica_set
@@ -95,7 +95,7 @@ class Owner:
         lease = world.leases.acquire(source_lease("shop"), Holder("i", "h", "b", number, str(number)), 600)
         assert lease is not None
         self.breaker = Breaker(LIMITS)
-        self.taker = Taker(
+        self.taker = BatchTaker(
             "shop", lease.epoch, world.source, world.log, world, world.heads, self.checkpoints,
             policy=SavePolicy(), breaker=self.breaker,
         )  # fmt: skip

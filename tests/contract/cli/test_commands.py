@@ -25,7 +25,7 @@ from evermark.cli.main import app
 from evermark.cluster.base import Holder, Lease
 from evermark.cluster.fence import DELIVER_LEASE, source_lease
 from evermark.config import load
-from evermark.delivery.base import Cursor, GroupWork, MadeBy, SourcePartition, SubscriptionState
+from evermark.delivery.model import Cursor, GroupWork, MadeBy, SourcePartition, SubscriptionState
 from evermark.event import taken_batch
 from evermark.ingest.repair.base import Choice
 from evermark.log.append import DeltaLog
@@ -433,7 +433,10 @@ def test_s10_a_reset_before_the_first_event_says_where_reading_goes_on(
     deployment.heads.move("shop", 0, begun)
     deployment.checkpoints.save("shop", 0, Checkpoint("000006", 0, lease.epoch))
     deployment.leases.release(lease)
-    assert said_of_it in said("checkpoint", "reset", "shop", "--from", chosen, "-c", file)
+    told = said("checkpoint", "reset", "shop", "--from", chosen, "-c", file)
+    assert said_of_it in told
+    # AND whoever asked for a comparison is told that there was none, and when there can be one
+    assert ("nothing is compared" in told) == (chosen == "resync")
     assert deployment.checkpoints.list("shop") == {}
     assert deployment.heads.load("shop") == ({0: begun} if is_kept else {})
     assert deployment.recoveries.current("shop", 0) is None
@@ -557,6 +560,20 @@ def test_the_log_forgets_a_key_and_its_parked_deliveries(file: Path, deployment:
     assert logged["events_removed"] == 2
     (left,) = told("log", "info", "-c", file)
     assert (left["rows"], left["batch_max"]) == (1, 1)
+
+
+def test_a_kept_table_that_cannot_be_removed_is_said(file: Path, deployment: Deployment) -> None:
+    """GIVEN a kept table that belongs to another user WHEN a key is forgotten THEN all else of it is gone, and the
+    folder to delete is named."""
+    park(deployment, 1)
+    log_batches(deployment.log_folder("shop"), 1, 1, 3)
+    stuck = deployment.log_folder("shop") / "_tables" / "ab" / "kept.json"
+    assert isinstance(stuck, Path)
+    stuck.mkdir(parents=True)
+    (row,) = deployment.delivery.parked.rows()
+    error = refused("log", "forget", "--yes", "-c", file, "--stream", row.event.stream, "--key", "key 1")
+    assert f"{stuck.parent} cannot be removed" in error and "may be deleted" in error
+    assert deployment.delivery.parked.rows() == []
 
 
 def test_the_log_is_asked_in_sql(file: Path, deployment: Deployment) -> None:

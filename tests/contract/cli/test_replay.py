@@ -8,7 +8,7 @@ import pytest
 
 from evermark.app.build import Deployment
 from evermark.cluster.fence import DELIVER_LEASE
-from evermark.delivery.base import MadeBy
+from evermark.delivery.model import MadeBy
 from evermark.delivery.replay.plan import targets_of
 from evermark.errors import NotFoundError
 from tests.contract.cli.test_commands import deployment, file, held_elsewhere, invoke, log_batches, refused, said, told

@@ -16,8 +16,8 @@ from evermark.cli.main import app
 from evermark.cluster.base import Holder
 from evermark.cluster.fence import DELIVER_LEASE
 from evermark.config import load
-from evermark.delivery.base import Cursor, GroupWork, MadeBy, SourcePartition, SubscriptionState
 from evermark.delivery.decide.registration import secret_ends
+from evermark.delivery.model import Cursor, GroupWork, MadeBy, SourcePartition, SubscriptionState
 from evermark.testing.contracts.scene import done, event
 from evermark.testing.listener import Failing, Listener
 

@@ -13,8 +13,8 @@ import pytest
 
 from evermark.cluster.fence import DELIVER_LEASE
 from evermark.cluster.postgres import PostgresLeases
-from evermark.delivery.base import ASK_EVERY
 from evermark.delivery.decide.answers import Verdict
+from evermark.delivery.limits import KEY_ASKED_EVERY
 from evermark.delivery.run.key_requests import KeyAsker
 from evermark.delivery.store.postgres import PostgresDelivery
 from evermark.delivery.webhook.base import Answer, Try
@@ -101,7 +101,7 @@ def test_d3_killed_after_it_noted_what_it_asks_for_it_asks_later_and_not_twice(
     epoch = take_over(DELIVER_LEASE)
     assert _ask(state, epoch, sent) == 0
     assert not sent.exists()
-    assert _ask(state, epoch, sent, ASK_EVERY) == 1
+    assert _ask(state, epoch, sent, KEY_ASKED_EVERY) == 1
     assert sent.read_text() == "asked\n"
 
 

@@ -12,7 +12,7 @@ import pytest
 from evermark.cluster.fence import DELIVER_LEASE
 from evermark.cluster.memory import MemoryLeases
 from evermark.cluster.postgres import PostgresLeases
-from evermark.delivery.base import BotSpec, MadeBy, ParkedEvent
+from evermark.delivery.model import BotSpec, MadeBy, ParkedEvent
 from evermark.delivery.ports import DeliveryStore
 from evermark.delivery.store import postgres, postgres_parked
 from evermark.delivery.store.memory import MemoryDelivery

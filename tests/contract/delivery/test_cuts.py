@@ -16,8 +16,8 @@ import pytest
 
 from evermark.cluster.fence import DELIVER_LEASE
 from evermark.cluster.postgres import PostgresLeases
-from evermark.delivery.base import Cursor, Fate, GroupWork, MadeBy, Outcome, SubscriptionState
 from evermark.delivery.decide.group import is_due
+from evermark.delivery.model import Cursor, Fate, GroupWork, MadeBy, Outcome, SubscriptionState
 from evermark.delivery.ports import DeliveryStore
 from evermark.delivery.store.postgres import PostgresDelivery
 from evermark.errors import EvermarkError

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -16,8 +17,8 @@ import pytest
 from evermark.cluster.base import Holder
 from evermark.cluster.fence import DELIVER_LEASE
 from evermark.cluster.memory import MemoryLeases
-from evermark.delivery.base import MadeBy, Outcome, SourcePartition, Subscription, SubscriptionState
 from evermark.delivery.decide.retry import ENDPOINT_BACKOFF_S_MAX, LIMITS
+from evermark.delivery.model import MadeBy, Outcome, SourcePartition, Subscription, SubscriptionState
 from evermark.delivery.run.follower import Follower
 from evermark.delivery.run.live import LiveGroup
 from evermark.delivery.run.parked_retries import ParkedQueue
@@ -28,6 +29,7 @@ from evermark.delivery.webhook.base import Job, as_it_is
 from evermark.delivery.webhook.sink import WebhookSink
 from evermark.delivery.work import Assignment, DeliveryOptions, Result, Span, fold
 from evermark.log.read import FileRange
+from evermark.testing.at_once import AtOnce
 from evermark.testing.contracts.scene import P0, T0
 from tests.contract.webhook.webhook_receiver import Receiver, events, spec_for
 
@@ -50,7 +52,8 @@ class World:
         self.store.register([spec_for(receiver.url, ordered=True, **settings)], MadeBy.FILE, {}, lease.epoch)
         self.live = LiveGroup(self.store, self, lease.epoch, self.clock)
         self.follower = Follower(self.store, self, self.live, self, lease.epoch, self.clock)
-        self.queue = ParkedQueue(self.store, sink, as_it_is, lease.epoch, self.clock, lambda: 0.0)
+        log: Any = None
+        self.queue = ParkedQueue(self.store, sink, as_it_is, lease.epoch, AtOnce(self.clock), log)
 
     def clock(self) -> datetime:
         return self.now

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from evermark.app.lane import DriverTasks
-from evermark.delivery.base import Cursor, Fate, Outcome, SourcePartition, SubscriptionSpec
+from evermark.delivery.model import Cursor, Fate, Outcome, SourcePartition, SubscriptionSpec
 from evermark.delivery.run.matched_here import ROWS_MAX
 from evermark.delivery.webhook.signing import new_secret
 from evermark.delivery.work import Assignment, DeliveryOptions, Span

@@ -15,7 +15,7 @@ import pytest
 
 from evermark.cluster.fence import DELIVER_LEASE
 from evermark.cluster.postgres import PostgresLeases
-from evermark.delivery.base import Cursor, GroupWork, MadeBy, Outcome, SourcePartition
+from evermark.delivery.model import Cursor, GroupWork, MadeBy, Outcome, SourcePartition
 from evermark.delivery.run.follower import Follower
 from evermark.delivery.run.live import LiveGroup
 from evermark.delivery.store.postgres import PostgresDelivery

@@ -14,7 +14,7 @@ from evermark.cli.main import app
 from evermark.cluster.base import Holder
 from evermark.cluster.fence import DELIVER_LEASE
 from evermark.config import load
-from evermark.delivery.base import MadeBy
+from evermark.delivery.model import MadeBy
 from evermark.delivery.webhook.signing import new_secret
 from evermark.state.connection import State
 

@@ -13,13 +13,14 @@ from datetime import timedelta
 from functools import partial
 
 import pytest
+from psycopg.conninfo import make_conninfo
 
 from evermark.checkpoints.reset import reset
 from evermark.checkpoints.stores import PostgresCheckpoints
 from evermark.cluster.fence import DELIVER_LEASE, source_lease
 from evermark.cluster.memory import MemoryLeases
 from evermark.cluster.postgres import PostgresLeases
-from evermark.delivery.base import Cursor, Fate, GroupWork, MadeBy, Outcome, SourcePartition
+from evermark.delivery.model import Cursor, Fate, GroupWork, MadeBy, Outcome, SourcePartition
 from evermark.delivery.ports import DeliveryStore
 from evermark.delivery.store import queries
 from evermark.delivery.store.memory import MemoryDelivery
@@ -358,7 +359,7 @@ def test_what_stands_in_front_of_a_row_is_found_by_index(state: State, take_over
     parked = [event(n, key=f"k{n % 5}", stream=f"s{n % 7}") for n in range(1, 4_001)]
     store.settle_group(GroupWork(P0, Cursor(0), Cursor(1), frozenset("a")), [done("a", *parked)], T0, epoch)
     given = {"now": T0 + timedelta(hours=1), "epoch": epoch, "limit": 100, "claimed_until": T0, "of_replays": False}
-    given["draw"] = ""
+    given |= {"draw": "", "without": []}
     with state.connection() as conn:
         conn.execute("analyze enqueued_messages")
         plan = "\n".join(row[0] for row in conn.execute(f"explain {queries.CLAIM}", given))
@@ -398,6 +399,7 @@ def test_a_claim_is_quick_and_fair_however_much_is_due_for_one(state: State, tak
     for name in few:
         _park_many(state, name, 5, "2026-11-15")
     given = {"now": T0, "epoch": epoch, "limit": 100, "claimed_until": T0, "of_replays": False, "draw": ""}
+    given["without"] = []
     with state.connection() as conn:
         conn.execute("analyze enqueued_messages")
         plan = "\n".join(row[0] for row in conn.execute(f"explain {queries.CLAIM}", given))
@@ -455,6 +457,7 @@ def _random_call(rng: random.Random, store: DeliveryStore, epoch: int, turn: int
     one = rng.choice(ids)
     single = outcome(name)
     dead = rng.random() < 0.5
+    left_out = rng.choice([[], [name], ["c", name]])
     ahead = rng.choice([0, 1, 1])
     mine = rng.choice(["x", "y"])
     start = {P0: Cursor(rng.randint(0, 2))} if rng.random() < 0.5 else None
@@ -462,7 +465,7 @@ def _random_call(rng: random.Random, store: DeliveryStore, epoch: int, turn: int
     changes = {"url": f"https://{rng.randint(0, 1)}.example", "parked_max": rng.randint(1, 6)}
 
     def claim_and_answer(s: DeliveryStore) -> object:
-        rows = s.parked.claim(now, 3, 30, epoch)
+        rows = s.parked.claim(now, 3, 30, epoch, without=left_out)
         for row in rows[1:]:
             when = None if dead else now + timedelta(seconds=50)
             s.parked.reschedule(
@@ -538,3 +541,17 @@ def test_a_reset_waits_for_a_shard_that_settles_just_now(state: State) -> None:
             settling.execute("update cursors set batch = 11 where reader = '' and shard = 1 and partition = 0")
         assert lowered.result() == 2
     assert {group.cursors[P0] for group in store.groups().values()} == {Cursor(5)}
+
+
+def test_d7_no_more_rows_expire_at_once_than_the_limit_by_any_plan(pg_server: PostgresServer) -> None:
+    """GIVEN a server that plans nested loops, as it may when it has counted its rows WHEN rows expire THEN no more than
+    the limit go at once: the list of rows with a limit is made once, and not anew for each row."""
+    others = " ".join(f"-c enable_{way}=off" for way in ("hashjoin", "mergejoin", "hashagg", "material", "sort"))
+    with fresh_state(make_conninfo(pg_server.socket_dsn(), options=others)) as state:
+        store = PostgresDelivery(state)
+        epoch = _taker(PostgresLeases(state, is_gone=lambda _: True))()
+        begin(store, epoch, "a", "b")
+        outcomes = [done("a", *(event(n) for n in (1, 2, 3))), done("b")]
+        store.settle_group(GroupWork(P0, Cursor(0), Cursor(1), frozenset("ab")), outcomes, T0, epoch)
+        later = T0 + timedelta(days=9)
+        assert [store.parked.expire("a", later, later, epoch, 2) for _ in range(3)] == [2, 1, 0]

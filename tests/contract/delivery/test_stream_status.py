@@ -11,7 +11,7 @@ from evermark.app.build import Deployment
 from evermark.app.failovers import Failovers
 from evermark.cluster.base import Lease
 from evermark.cluster.fence import DELIVER_LEASE
-from evermark.delivery.base import Cursor, Fate, GroupWork, MadeBy, Outcome, SourcePartition
+from evermark.delivery.model import Cursor, Fate, GroupWork, MadeBy, Outcome, SourcePartition
 from evermark.delivery.replay.plan import AskedBy, Request
 from evermark.delivery.store.stream_status import PostgresStatus, StreamStatus
 from evermark.errors import StaleError
@@ -73,9 +73,9 @@ def test_p5_a_failover_names_the_first_event_that_was_not_delivered(file: Path, 
 def test_p5_a_replay_is_shown_with_its_window_and_only_while_it_lasts(deployment: Deployment) -> None:
     """GIVEN replays for others and for it WHEN looked at THEN it is replayed while its own one is open (P5)."""
     epoch, status = owned(deployment), PostgresStatus(deployment.state)
-    deployment.replays.ask(Request(AskedBy.API, "shop", NOW, NOW, subscription="another"), epoch)
+    deployment.replays.request(Request(AskedBy.API, "shop", NOW, NOW, subscription="another"), epoch)
     assert status.one("billing").status == "healthy"
-    made = deployment.replays.ask(Request(AskedBy.API, "shop", NOW, NOW), epoch)
+    made = deployment.replays.request(Request(AskedBy.API, "shop", NOW, NOW), epoch)
     assert status.one("billing") == StreamStatus("billing", "replay", replay_from=NOW, replay_to=NOW)
     deployment.replays.cancel(made, epoch)
     assert status.one("billing").status == "healthy"

@@ -20,7 +20,7 @@ from evermark.checkpoints.base import Checkpoint
 from evermark.checkpoints.stores import MemoryCheckpoints
 from evermark.error_policy import Action, action_for
 from evermark.errors import ConflictError, DiskFullError, EngineError, FormatError, StaleError
-from evermark.ingest.take import Taken, Taker
+from evermark.ingest.batch_taker import BatchTaker, WrittenBatch
 from evermark.log import maintenance
 from evermark.log.append import DeltaLog
 from evermark.log.base import Tail
@@ -28,7 +28,7 @@ from evermark.log.format import MaintenanceNote
 from evermark.log.head import MemoryHeads
 from evermark.log.maintenance import Maintenance
 from evermark.log.read import LogReader
-from evermark.log.table import CHECKPOINT_EVERY, commit_file
+from evermark.log.table import DELTA_CHECKPOINT_EVERY, commit_file
 from evermark.storage import local
 from tests.contract.log.log_scene import append, expected, fill, ids, position, write
 
@@ -72,7 +72,7 @@ def test_an_owner_that_read_the_tail_before_the_fence_cannot_commit(
 def few_commits_kept(monkeypatch: pytest.MonkeyPatch) -> int:
     """How many commits it takes until the first is cleaned: far fewer than in production."""
     monkeypatch.setattr(maintenance, "KEPT_COMMITS", 2)
-    return CHECKPOINT_EVERY + maintenance.KEPT_COMMITS + 2
+    return DELTA_CHECKPOINT_EVERY + maintenance.KEPT_COMMITS + 2
 
 
 def test_a_stale_owner_that_slept_through_cleaning_commits_nothing(
@@ -320,13 +320,13 @@ def test_a_file_that_only_its_task_could_see_is_never_committed(
     """
     log, heads, checkpoints = DeltaLog(folder, pause=no_pause), MemoryHeads(), MemoryCheckpoints()
     nothing: Any = None
-    taker = Taker("shop", 1, nothing, log, LogReader(folder), heads, checkpoints)
+    taker = BatchTaker("shop", 1, nothing, log, LogReader(folder), heads, checkpoints)
 
     def take(batch: int, do: Callable[[Path], None] = lambda _: None) -> str:
         whole, last = write(folder, batch), write(folder, batch)
         do(folder / last.path)
         named = append([whole, last], batch)
-        taker.take(Taken(**vars(named)), repaired=repaired)
+        taker.take(WrittenBatch(**vars(named)), repaired=repaired)
         return last.path
 
     take(1)

@@ -22,7 +22,7 @@ from evermark.log.base import LogFile
 from evermark.log.compact import FAN_IN
 from evermark.log.maintenance import Maintenance
 from evermark.log.read import LogReader
-from evermark.log.table import CHECKPOINT_EVERY
+from evermark.log.table import DELTA_CHECKPOINT_EVERY
 from evermark.log.write import BatchWriter
 from tests.contract.log.log_scene import TIME, append, events, fill, position, write
 
@@ -190,7 +190,7 @@ def reader(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     if request.param != "as committed":
         assert Maintenance(folder).run().compacted == 80
     if request.param == "compacted and cleaned":
-        fill(log, CHECKPOINT_EVERY, partition=3)
+        fill(log, DELTA_CHECKPOINT_EVERY, partition=3)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(maintenance, "KEPT_COMMITS", 10)
             assert Maintenance(folder).run().commits_cleaned

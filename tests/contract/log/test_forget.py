@@ -10,16 +10,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from evermark.errors import BusyError
+from evermark.errors import BusyError, FormatError
 from evermark.event import taken_batch
+from evermark.log import maintenance
 from evermark.log.append import DeltaLog
 from evermark.log.base import LogFile
 from evermark.log.compact import FAN_IN
 from evermark.log.forget import Forgotten
-from evermark.log.kept_table import FOLDER
+from evermark.log.kept_shelf import FOLDER
 from evermark.log.maintenance import REPLACED_AGE_S, Maintenance
 from evermark.log.read import LogReader
-from evermark.log.write import BatchWriter
+from evermark.log.small_table import small_tables
+from evermark.log.write import BatchWriter, FileWriter
 from tests.contract.log.log_scene import append, expected, fill, ids, position
 
 STREAM = "public.orders"
@@ -118,6 +120,97 @@ def test_a_record_does_not_come_back_under_the_key_it_had_before(log: DeltaLog) 
     assert rows(log.folder) == []
 
 
+def told(log: DeltaLog, batch: int, *events: dict[str, str | None]) -> None:
+    """One batch: what each event says beside its place."""
+    names = ("key", "previous_key", "op", "payload", "before", "tx")
+    columns = {name: [event.get(name) for event in events] for name in names}
+    place = {
+        "event_id": [f"{batch}-{row}" for row in range(len(events))],
+        "position": [position(batch, row) for row in range(len(events))],
+        "stream": [STREAM] * len(events),
+        "flags": [[] for _ in events],
+    }
+    file = BatchWriter(log.folder, "shop", 0, batch).write_all([taken_batch({**place, **columns}, len(events))])
+    assert file is not None
+    log.commit(append([file], batch))
+
+
+def inserted(key: str, name: str, tx: str = "1") -> dict[str, str | None]:
+    return {"key": key, "op": "insert", "payload": f'{{"id":{key},"name":"{name}"}}', "tx": tx}
+
+
+def left(old: str, new: str, name: str, tx: str) -> dict[str, str | None]:
+    """The change of a record's key, with whole images."""
+    image = f'{{"id":{new},"name":"{name}"}}'
+    return {
+        "key": new,
+        "previous_key": old,
+        "op": "update",
+        "payload": image,
+        "before": f'{{"id":{old},"name":"{name}"}}',
+        "tx": tx,
+    }
+
+
+def implied(log: DeltaLog) -> dict[str, str]:
+    tables = small_tables([file.path for file in LogReader(log.folder).files()])
+    return {row["key"]: row["payload"] for table in tables.values() for row in table.to_pylist()}
+
+
+@pytest.mark.parametrize("batches", [1, 2, 3])
+def test_a_record_that_took_a_key_before_another_left_it_stays(log: DeltaLog, batches: int) -> None:
+    """GIVEN a transaction in which a record takes key 1 before another leaves it for key 3 WHEN key 3 is forgotten THEN
+    key 1 is not said to be gone: it is that of the record that took it; in whichever files the events are."""
+    told(log, 1, inserted("1", "ann"), inserted("2", "bob"))
+    moves = [left("2", "1", "bob", "7"), left("1", "3", "ann", "7")]
+    if batches == 1:
+        told(log, 2, *moves)
+    else:
+        told(log, 2, moves[0])
+        if batches == 3:  # events of another key in between, which are forgotten, too
+            told(log, 3, {**inserted("3", "cid"), "op": "delete"})
+        told(log, batches + 1, moves[1])
+    assert implied(log) == {"1": '{"id":1,"name":"bob"}', "3": '{"id":3,"name":"ann"}'}
+    assert Maintenance(log.folder).forget(Forgotten(STREAM, frozenset({"3"}))) == max(1, batches - 1)
+    assert implied(log) == {"1": '{"id":1,"name":"bob"}'}
+    assert "3" not in {row[name] for row in rows(log.folder) for name in ("key", "previous_key")}
+
+
+def test_a_key_that_nobody_has_when_its_record_leaves_it_is_gone(log: DeltaLog) -> None:
+    """GIVEN records that changed before they left a key, one in the same transaction WHEN the new key is forgotten THEN
+    the old one is gone: what had it in that transaction was the record itself, or has left it, too."""
+    told(log, 1, inserted("1", "ann", "7"), {**left("1", "3", "ann", "7"), "before": '{"id":1}'})
+    told(log, 2, inserted("2", "bob"), inserted("4", "dan"))
+    told(log, 3, left("4", "2", "dan", "8"), left("2", "5", "bob", "8"), left("2", "3", "dan", "8"))
+    Maintenance(log.folder).forget(Forgotten(STREAM, frozenset({"3"})))
+    assert implied(log) == {"5": '{"id":5,"name":"bob"}'}
+
+
+@pytest.mark.parametrize(
+    ("named", "stays", "names"),
+    [
+        ("a", {"c": "c"}, {"b", "c"}),
+        ("b", {"c": "c"}, {"a", "c"}),
+        ("c", {}, {"a", "b"}),
+        ("ab", {"c": "c"}, {"c"}),
+        ("bc", {}, {"a"}),
+        ("ac", {}, {"b"}),
+        ("abc", {}, set()),
+    ],
+)
+def test_of_a_record_that_had_several_keys_each_has_to_be_named(
+    log: DeltaLog, named: str, stays: dict[str, str], names: set[str]
+) -> None:
+    """GIVEN a record whose key went from a to b to c WHEN some of its keys are forgotten THEN it is still there exactly
+    if its last one is not among them, it comes back under no other, and events of the others stay."""
+    told(log, 1, {"key": "a", "op": "insert", "payload": "a"})
+    told(log, 2, {"key": "b", "previous_key": "a", "op": "update", "payload": "b", "before": "a", "tx": "2"})
+    told(log, 3, {"key": "c", "previous_key": "b", "op": "update", "payload": "c", "before": "b", "tx": "3"})
+    Maintenance(log.folder).forget(Forgotten(STREAM, frozenset(named)))
+    assert implied(log) == stays
+    assert {row[name] for row in rows(log.folder) for name in ("key", "previous_key")} - {None} == names
+
+
 def test_it_runs_beside_the_owner_and_its_compaction(log: DeltaLog) -> None:
     """GIVEN an owner that appends and compacts WHEN a key is forgotten meanwhile THEN no other event is lost or twice,
     and none of the key that was there before is left."""
@@ -176,6 +269,65 @@ def test_what_was_kept_of_forgotten_events_goes_though_a_run_before_died(log: De
     known.write_text("{}")
     assert Maintenance(log.folder).forget(Forgotten(STREAM, frozenset({"no such key"}))) == 0
     assert not known.exists()
+
+
+def test_the_log_counts_how_often_events_were_forgotten(log: DeltaLog) -> None:
+    """GIVEN readers of a log, old and new WHEN keys are forgotten THEN each learns how often; not where there was none,
+    and not by other maintenance."""
+    fill(log, FAN_IN[0], rows=3)
+    reader = LogReader(log.folder)
+    assert reader.forgotten() == 0
+    Maintenance(log.folder).run()
+    for count, key in enumerate("12", start=1):
+        Maintenance(log.folder).forget(Forgotten(STREAM, frozenset({key})))
+        Maintenance(log.folder).forget(Forgotten(STREAM, frozenset({"no such key"})))
+        assert reader.forgotten() == LogReader(log.folder).forgotten() == count
+
+
+def test_how_often_events_were_forgotten_is_known_though_commits_are_cleaned_away(
+    log: DeltaLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GIVEN a reader that has a log open WHEN its commits are cleaned away THEN it still learns the number."""
+    fill(log, 3, rows=3)
+    reader = LogReader(log.folder)
+    assert reader.forgotten() == 0
+    Maintenance(log.folder).forget(Forgotten(STREAM, frozenset({"1"})))
+    fill(log, 9, first=4)
+    monkeypatch.setattr(maintenance, "DELTA_CHECKPOINT_EVERY", 5)
+    monkeypatch.setattr(maintenance, "KEPT_COMMITS", 2)
+    assert Maintenance(log.folder).run().commits_cleaned
+    assert reader.forgotten() == LogReader(log.folder).forgotten() == 1
+
+
+def test_files_are_written_anew_a_few_large_events_at_a_time(log: DeltaLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """GIVEN a row group of many large events WHEN a key is forgotten THEN few of them are held at a time; and of one
+    with small ones many."""
+    pieces: list[tuple[int, int]] = []
+    write = FileWriter.write
+
+    def seen(self: FileWriter, piece: pa.RecordBatch) -> None:
+        pieces.append((piece.num_rows, piece.nbytes))
+        write(self, piece)
+
+    told(log, 1, *({"key": str(row), "op": "insert", "payload": f'"{"x" * 1_000_000}"'} for row in range(50)))
+    told(log, 2, *({"key": str(row), "op": "insert", "payload": "{}"} for row in range(2_000)))
+    assert pq.ParquetFile(LogReader(log.folder).files()[0].path).num_row_groups == 1
+    monkeypatch.setattr(FileWriter, "write", seen)
+    assert Maintenance(log.folder).forget(Forgotten(STREAM, frozenset({"1"}))) == 2
+    assert sum(rows for rows, _ in pieces) == 49 + 1_999
+    assert max(size for _, size in pieces) < 20_000_000 and max(rows for rows, _ in pieces) == 1_999
+
+
+def test_a_damaged_file_is_named_and_nothing_is_forgotten_by_halves(log: DeltaLog) -> None:
+    """GIVEN a file whose pages are damaged WHEN a key is forgotten THEN the file is named, and what to do."""
+    fill(log, 2, rows=3)
+    file = Path(LogReader(log.folder).files()[-1].path)
+    body = bytearray(file.read_bytes())
+    body[4:-2000] = b"\xff" * len(body[4:-2000])
+    file.write_bytes(bytes(body))
+    with pytest.raises(FormatError, match=f"{file.name} of the log is damaged") as error:
+        Maintenance(log.folder).forget(Forgotten(STREAM, frozenset({"1"})))
+    assert "put it back" in error.value.hint
 
 
 def test_one_that_is_always_overtaken_says_so(log: DeltaLog, monkeypatch: pytest.MonkeyPatch) -> None:

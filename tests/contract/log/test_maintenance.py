@@ -29,7 +29,7 @@ from evermark.log.maintenance import (
     may_be_collected,
 )
 from evermark.log.read import FileRange, LogReader, files_at
-from evermark.log.table import CHECKPOINT_EVERY
+from evermark.log.table import DELTA_CHECKPOINT_EVERY
 from evermark.log.write import BatchWriter
 from tests.contract.log.log_scene import append, events, expected, fill, ids, write
 
@@ -212,7 +212,7 @@ def test_a_merge_that_lost_a_row_is_not_committed(folder: Path, monkeypatch: pyt
 def test_a_crash_at_any_step_leaves_a_log_that_opens(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Maintenance ends before each of its file operations in turn; every reader, fresh or kept, sees every row once."""
     monkeypatch.setattr(compact, "FAN_IN", (6, 3))
-    monkeypatch.setattr(care_module, "CHECKPOINT_EVERY", 6)
+    monkeypatch.setattr(care_module, "DELTA_CHECKPOINT_EVERY", 6)
     monkeypatch.setattr(care_module, "KEPT_COMMITS", 8)
     log, reader, tails = DeltaLog(folder), LogReader(folder), LogReader(folder)
     batch = 0
@@ -292,7 +292,7 @@ def test_cleaning_keeps_the_recent_commits_and_the_newest_checkpoint(
 ) -> None:
     """`_delta_log` stays small, and handles of any age find their way to the newest version."""
     monkeypatch.setattr(care_module, "KEPT_COMMITS", 100)
-    monkeypatch.setattr(care_module, "CHECKPOINT_EVERY", 32)
+    monkeypatch.setattr(care_module, "DELTA_CHECKPOINT_EVERY", 32)
     log, care = DeltaLog(folder), Maintenance(folder)
     old_reader, old_tails, old_log = LogReader(folder), LogReader(folder), DeltaLog(folder)
     assert old_reader.files() == []
@@ -447,10 +447,10 @@ def test_the_number_of_commits_costs_nothing(folder: Path) -> None:
     log, care = DeltaLog(folder), Maintenance(folder)
     for batch in range(1, 321):
         fill(log, batch, first=batch)
-        if batch % CHECKPOINT_EVERY == 0:
+        if batch % DELTA_CHECKPOINT_EVERY == 0:
             care.run()
             since = log._handle.table.version() - log._handle._base
-            assert since <= 3 * CHECKPOINT_EVERY
+            assert since <= 3 * DELTA_CHECKPOINT_EVERY
             newest = max((folder / "_delta_log").glob("*.checkpoint*.parquet"))
             assert pq.read_metadata(newest).num_rows < 2 * sum(FAN_IN)
 

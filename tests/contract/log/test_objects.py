@@ -6,7 +6,7 @@ import deltalake
 import pyarrow as pa
 import pytest
 
-from evermark.errors import ConflictError, EngineError, EvermarkError, FormatError, NotFoundError
+from evermark.errors import ConflictError, EngineError, EvermarkError, FormatError, NotFoundError, UnreachableError
 from evermark.log import compact, maintenance
 from evermark.log.append import DeltaLog
 from evermark.log.forget import Forgotten
@@ -16,7 +16,7 @@ from evermark.log.read import LogReader, sources_at
 from evermark.log.row_reader import RowReader
 from evermark.log.span import row_addresses
 from evermark.log.streams import streams_at
-from evermark.log.table import commit_file, last_checkpoint, open_table
+from evermark.log.table import commit_file, last_delta_checkpoint, open_table
 from evermark.log.torn import set_aside_torn
 from evermark.log.window_search import Stretch, find
 from evermark.storage import Place, storage_of
@@ -86,6 +86,17 @@ def test_a_log_that_is_taken_away_under_its_owner_gets_no_more_batches(folder: P
     assert storage.listed(folder / "_delta_log") == []
 
 
+def test_a_log_that_is_away_when_it_is_opened_is_not_begun_anew(folder: Place) -> None:
+    """GIVEN no table where a batch is known to have been WHEN an owner opens it THEN that is said, with the folder and
+    what to do, and nothing is made; where none is known one is made."""
+    with pytest.raises(UnreachableError, match="is gone: batch 3 was in it") as raised:
+        DeltaLog(folder, taken=3)
+    assert str(folder) in raised.value.message and "is its disk mounted?" in raised.value.hint
+    assert storage_of(folder).listed(folder / "_delta_log") == []
+    fill(DeltaLog(folder), 3)
+    assert DeltaLog(folder, taken=3).tail(0).batch == 3
+
+
 def test_a_hole_between_commits_is_said(folder: Place) -> None:
     """GIVEN a log in the middle of which a commit is missing WHEN it is opened THEN the error says where and what to
     do, in one line."""
@@ -113,7 +124,7 @@ def test_maintenance_merges_cleans_and_removes_by_the_clock_of_the_store(
 ) -> None:
     """GIVEN many small files and an orphan WHEN maintenance runs THEN there are few, and every event once."""
     monkeypatch.setattr(compact, "FAN_IN", (6, 3))
-    monkeypatch.setattr(maintenance, "CHECKPOINT_EVERY", 6)
+    monkeypatch.setattr(maintenance, "DELTA_CHECKPOINT_EVERY", 6)
     monkeypatch.setattr(maintenance, "KEPT_COMMITS", 4)
     log = DeltaLog(folder, pause=no_pause)
     fill(log, 14)
@@ -123,7 +134,7 @@ def test_maintenance_merges_cleans_and_removes_by_the_clock_of_the_store(
     report = care.run()
     assert report.compacted == 14
     assert report.commits_cleaned > 0
-    assert last_checkpoint(folder) > 0
+    assert last_delta_checkpoint(folder) > 0
     assert ids(folder) == expected(14)
     assert storage_of(folder).exists(folder / orphan.path), "it may be committed in a moment"
     monkeypatch.setattr(maintenance, "ORPHAN_AGE_S", 0.0)

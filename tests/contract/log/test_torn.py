@@ -24,7 +24,7 @@ Damage = Callable[[Path, int], None]
 @pytest.fixture(autouse=True)
 def checkpoints_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """A round of maintenance after thirty commits makes a checkpoint."""
-    monkeypatch.setattr("evermark.log.maintenance.CHECKPOINT_EVERY", 30)
+    monkeypatch.setattr("evermark.log.maintenance.DELTA_CHECKPOINT_EVERY", 30)
 
 
 def truncated(folder: Path, version: int) -> None:
@@ -118,7 +118,7 @@ def test_who_slept_before_setting_aside_leaves_what_another_has_committed_since(
             log.commit(append([write(folder, batch)], batch))
         return []
 
-    monkeypatch.setattr("evermark.log.torn.torn_checkpoints", another_meanwhile)
+    monkeypatch.setattr("evermark.log.torn.torn_delta_checkpoints", another_meanwhile)
     assert set_aside_torn(folder, 3) == []
     assert ids(folder) == expected(6)
 

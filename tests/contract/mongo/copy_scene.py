@@ -67,7 +67,7 @@ class CopyScene:
     def ask(self, collection: str = "orders", condition: str = "") -> list[ChunkWork]:
         """A copy that is planned, and its chunks."""
         stream = self.copying.stream(collection)
-        copy = self.copies.ask(SOURCE, stream, condition)
+        copy = self.copies.request(SOURCE, stream, condition)
         self.copies.plan(copy.id, self.copying.plan(stream), self.epoch)
         assert self.copying.watch(self.epoch)
         return self.works(copy)
@@ -200,7 +200,7 @@ def copy_scene(servers: MongoReplicaSet, database: str, folder: Path, **more: An
 
 
 @dataclass
-class Works:
+class Tools:
     """Tasks of a copier, one after another, in its own thread."""
 
     scene: CopyScene
@@ -243,16 +243,16 @@ class Silent:
 
 
 @contextmanager
-def copier(scene: CopyScene) -> Iterator[Works]:
+def copier(scene: CopyScene) -> Iterator[Tools]:
     """The loop of copies, beside whatever the block does."""
-    works = Works(scene, scene.copies, MemoryRecoveries(scene.leases))
+    tools = Tools(scene, scene.copies, MemoryRecoveries(scene.leases))
     loop = Copier(
-        SOURCE, scene.epoch, scene.copying, works, Silent(), Threads(), get_logger(), 0.02, lambda: False, lambda: None
+        SOURCE, scene.epoch, scene.copying, tools, Silent(), Threads(), get_logger(), 0.02, lambda: False, lambda: None
     )
     thread = threading.Thread(target=loop.run, daemon=True)
     thread.start()
     try:
-        yield works
+        yield tools
     finally:
         loop.stopped.set()
         thread.join()

@@ -14,6 +14,7 @@ from pymongo.database import Database
 
 from evermark.sources.mongo import feed
 from evermark.sources.mongo.hidden import HiddenFields
+from evermark.sources.mongo.positions import COPIED, Position
 from evermark.testing.mongods import MongoReplicaSet
 from tests.contract.mongo.mongo_scene import IMAGES, fed, read_all, source_of, told
 
@@ -246,6 +247,28 @@ def test_an_event_larger_than_the_server_can_send_is_poison_and_the_stream_goes_
     assert bson.decode(asked[2]["bytes"])["operationType"] == "update"
 
 
+def test_who_has_taken_what_is_too_large_takes_no_other_event_for_it(
+    mongo_server: MongoReplicaSet, database: Db
+) -> None:
+    """GIVEN an event that is too large and was logged WHEN reading begins right behind its cluster time, where the
+    server gives it again THEN the next event comes with its document."""
+    chosen = (f"{database.name}.orders",)
+    with source_of(mongo_server, database.name, collections=chosen, after="stored", before="stored") as source:
+        orders = database["orders"]
+        orders.insert_one({"_id": "large", "pad": "x" * 9_000_000, "n": 1})
+        start = source.earliest(0)
+        orders.update_one({"_id": "large"}, {"$set": {"n": 2}})
+        database["other"].insert_one({})
+        orders.insert_one({"_id": "small"})
+        poison, after = fed(source, {0: start}, 2)[0][0]
+        behind = Position(Position.parse(poison["position"]).time + 1, COPIED).text(1)
+        assert behind < after["position"]
+        rows, _ = fed(source, {0: behind}, 1)
+        asked, _ = read_all(source, 0, behind)
+    assert rows[0] == asked == [after]
+    assert [(row["op"], row["key"]) for row in (poison, after)] == [("poison", "large"), ("insert", "small")]
+
+
 def test_a_document_that_is_no_text_is_poison_with_its_bytes(mongo_server: MongoReplicaSet, database: Db) -> None:
     """GIVEN bytes that are not UTF-8 in a text WHEN it is read THEN it is logged raw, and the stream goes on."""
     broken = bson.encode({"_id": 7, "s": "AAAA"}).replace(b"AAAA", b"\xff\xfe\xfd\xfc")
@@ -275,6 +298,6 @@ def test_hidden_fields_reach_neither_the_log_nor_a_repair(mongo_server: MongoRep
             gap = source.repair(0).begin(lambda: False)
             rows += [row for piece in gap.pieces for batch in gap.read(piece) for row in batch.to_pylist()]
             orders.delete_many({})
-        assert [row["op"] for row in rows] == ["insert", "update", "poison", "read", "read"]
+        assert [row["op"] for row in rows] == ["insert", "update", "poison", "read", "poison"]
         assert "s3cret" not in str(rows)
         assert "sha256:" in rows[0]["payload"] and "sha256:" in rows[1]["payload"]

@@ -64,6 +64,26 @@ def test_history_that_is_lost_is_a_gap_of_the_partitions_that_need_it(forgetful:
         source.check({0: after[0]})
 
 
+def test_a_batch_that_was_read_stands_though_the_oplog_has_forgotten_where_it_began(
+    forgetful: MongoReplicaSet,
+) -> None:
+    """GIVEN a batch behind a long silence WHEN the oplog forgets its beginning before it is taken THEN nothing is said
+    to be missing in it; a deployment without the last event is another one all the same."""
+    with source_of(forgetful, "shop") as source, forgetful.client() as client:
+        start = source.earliest(0)
+        client["shop"]["orders"].insert_one({"_id": "before"})
+        rows, end = read_all(source, 0, start)
+        forget(forgetful, start)
+        last = {0: seen(rows[-1]["event_id"])}
+        with pytest.raises(GapError):
+            source.check({0: start}, last)
+        source.require_whole(0, start, end, last)
+        _, later = read_all(source, 0, source.earliest(0))
+        id_ = f"{Position.parse(later).time:016x}{'0' * 24}"
+        with pytest.raises(IdentityError):
+            source.require_whole(0, later, later, {0: seen(id_)})
+
+
 def test_a_feed_that_the_oplog_overtakes_ends_and_the_next_look_finds_the_gap(
     forgetful: MongoReplicaSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -164,7 +184,7 @@ def test_a_server_that_is_silent_is_not_another_one(
         start = source.earliest(0)
         client[mongo_database]["orders"].insert_one({"_id": 1})
         (row,), end = read_all(source, 0, start)
-        monkeypatch.setattr("evermark.sources.mongo.source._SILENCE_S_MAX", 0.0)
+        monkeypatch.setattr("evermark.sources.mongo.changes._SILENCE_S_MAX", 0.0)
         monkeypatch.setattr(Changes, "next", lambda _: None)
         with pytest.raises(UnreachableError, match="gave nothing"):
             source.check({0: end}, {0: seen(row["event_id"])})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from typer.testing import CliRunner, Result
 
 from evermark.app.build import open_deployment
 from evermark.cli.main import app
+from evermark.cluster.fence import source_lease
 from evermark.config import load
 
 FILE = """
@@ -60,6 +62,32 @@ def test_a_request_is_noted_once_and_shown(file: Path) -> None:
     ended = invoke("source", "backfill", "--cancel", rows[0]["copy"], "-c", file)
     assert ended.exit_code == 0 and "public.B is cancelled" in ended.output
     assert (copies(file)[0]["state"], copies(file)[0]["error"]) == ("failed", "cancelled")
+
+
+def test_a_failed_copy_of_a_table_that_left_the_file_is_said_to_have_left(file: Path) -> None:
+    """GIVEN a copy that failed, one that is planned and one of another source WHEN the file is without their tables
+    THEN that is the state of those that nobody carries out, which a glance does not show; back in the file it does."""
+    assert invoke("source", "backfill", "shop", "-c", file).exit_code == 0
+    by_stream = {row["stream"]: row["copy"] for row in copies(file)}
+    with closing(open_deployment(load(file))) as deployment:
+        lease = deployment.leases.acquire(source_lease("shop"), deployment.holder, 60.0)
+        assert lease is not None
+        deployment.copies.trouble(by_stream["public.a"], "no such table", lease.epoch, failed=True)
+        deployment.leases.release(lease)
+    whole = file.read_text()
+
+    def states() -> dict[str, str]:
+        return {row["stream"]: row["state"] for row in copies(file)}
+
+    assert states() == {"public.a": "failed", "public.B": "planned"}
+    file.write_text(whole.replace("tables: [public.a, 'public.\"B\"']", "tables: [public.c]"))
+    assert states() == {"public.a": "left the file", "public.B": "planned"}
+    shown = invoke("status", "-c", file).output
+    assert by_stream["public.a"] not in shown and by_stream["public.B"] in shown
+    file.write_text(whole.replace("  shop: {type", "  other: {type"))
+    assert states() == {"public.a": "left the file", "public.B": "left the file"}
+    file.write_text(whole)
+    assert states() == {"public.a": "failed", "public.B": "planned"}
 
 
 @pytest.mark.parametrize(

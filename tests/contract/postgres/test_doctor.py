@@ -295,13 +295,18 @@ def test_doctor_looks_at_the_checkpoint_too(file: Path, pg_dsn: str, tmp_path: P
 def test_doctor_says_what_of_the_outbox_is_missing_and_install_makes_it(
     file: Path, pg_dsn: str, tmp_path: Path
 ) -> None:
-    """GIVEN a state, and no outbox, an empty schema, or an outbox without one of its tables WHEN asked THEN what is
+    """GIVEN a state, and no outbox, an empty schema, or an outbox without one of its parts WHEN asked THEN what is
     missing is said in our words, with the command that makes it; and it does."""
     file.write_text(FILE + f'data: {tmp_path / "data"}\nstate: {{dsn: "${{PG_DSN}}"}}\n')
     open_deployment(load(file)).close()
     assert "is not installed: there is no schema pgstream" in told(file, 3)["resume"]["found"]
     with psycopg.connect(pg_dsn, autocommit=True) as conn:
-        for broken, missing in (("create schema pgstream", "meta"), ("drop table pgstream.readers", "readers")):
+        function = "publication_fingerprint"
+        for broken, missing in (
+            ("create schema pgstream", "meta"),
+            ("drop table pgstream.readers", "readers"),
+            (f"drop function pgstream.{function}", f"{function}()"),
+        ):
             conn.execute(broken.encode())
             found = told(file, 3)
             for check in ("outbox", "resume"):

@@ -17,7 +17,11 @@ from evermark.cli.main import app
 from evermark.cluster.base import Holder
 from evermark.cluster.fence import source_lease
 from evermark.config import load
+from evermark.event import taken_batch
 from evermark.ingest.repair.base import TRIES_MAX, Choice, Step
+from evermark.log.append import DeltaLog
+from evermark.log.base import Append
+from evermark.log.write import BatchWriter
 from evermark.sources.postgres.lsn import Incarnation, Position
 
 OTHER = Holder("shop", "elsewhere", "boot", 4711, "1")  # an instance on a machine we cannot look into
@@ -204,8 +208,39 @@ def test_what_is_no_gap_is_not_recovered(file: Path, deployment: Deployment, pg_
     with psycopg.connect(pg_dsn, autocommit=True) as conn:
         conn.execute("drop schema pgstream cascade")
     assert report(file, 3)["partitions"][0]["kind"] == "setup"
+    people = invoke("recover", "-c", file)
+    assert people.exit_code == 3 and "Choose" not in people.stderr
+    assert "is not installed" in people.stderr and "there is nothing to choose before" in people.stderr
     assert "evermark source install" in refused("recover", "--choice", "repair", "-c", file)
     assert deployment.recoveries.past("shop") == []
+
+
+def test_a_choice_is_offered_though_a_file_of_the_log_is_missing(
+    file: Path, deployment: Deployment, pg_dsn: str
+) -> None:
+    """GIVEN a log without the file of its last event WHEN asked THEN that is said; AND with a lost slot the choices are
+    offered, without the figures for which the file is needed, and may be made."""
+    folder = Path(deployment.log_folder("shop"))
+    log = DeltaLog(folder)
+    event = {"event_id": ["e"], "position": ["1"], "stream": ["public.orders"], "op": ["insert"], "payload": ["{}"]}
+    written = BatchWriter(folder, "shop", 0, 1).write_all([taken_batch(event, 1)])
+    assert written is not None
+    log.commit(Append(0, 1, 1, "1", "2", [written]))
+    (lost,) = folder.glob("*.parquet")
+    lost.unlink()
+    missing = f"the file {lost} of the log is missing"
+    found = report(file, 3)
+    assert found["partitions"][0]["trouble"] == missing and not found["may_choose"] and found["events"] is None
+    assert missing in refused("recover", "--choice", "skip", "-c", file)
+
+    lose(pg_dsn)
+    found = report(file, 0)
+    assert found["partitions"][0]["kind"] == "gap" and found["may_choose"]
+    assert found["events"]["younger"] is None and missing in found["events"]["unread"]
+    people = invoke("recover", "-c", file).stderr
+    assert "an unknown number of events are there" in people and f"unknown: {missing}; put it back" in people
+    assert invoke("recover", "--choice", "repair", "-c", file).exit_code == 0
+    assert deployment.recoveries.current("shop", 0) is not None
 
 
 def test_a_source_nobody_ever_started_has_nothing_to_recover(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

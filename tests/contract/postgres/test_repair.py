@@ -13,8 +13,8 @@ from evermark.event import Seen
 from evermark.sources.base import Limit, Slice
 from evermark.sources.postgres.admin.install import install, uninstall
 from evermark.sources.postgres.connect import connect
-from evermark.sources.postgres.lsn import Position
-from evermark.sources.postgres.read import floor
+from evermark.sources.postgres.lsn import Position, lsn_text
+from evermark.sources.postgres.read import xmin_floor
 from evermark.sources.postgres.read.source import PostgresOutbox
 from evermark.sources.postgres.repair.gap import OutboxGap
 from evermark.sources.postgres.repair.server import repair_of
@@ -49,8 +49,8 @@ def in_gap(gap: OutboxGap) -> list[str]:
     return sorted(key for piece in gap.pieces for batch in gap.read(piece) for key in batch["key"].to_pylist())
 
 
-def begun(repair: OutboxRepair) -> OutboxGap:
-    gap = repair.begin(never)
+def begun(repair: OutboxRepair, left_at: str | None = None) -> OutboxGap:
+    gap = repair.begin(never, left_at)
     assert isinstance(gap, OutboxGap)
     return gap
 
@@ -104,7 +104,7 @@ def test_p6_found_events_are_as_the_slot_would_have_given_them(server: PostgresS
 
 def test_p6_only_what_may_be_missing_is_looked_at(at: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """GIVEN events that were confirmed WHEN a gap is opened THEN it begins after them, long transactions included."""
-    monkeypatch.setattr(floor, "NOTE_EVERY_S", 0.0)
+    monkeypatch.setattr(xmin_floor, "NOTE_EVERY_S", 0.0)
     monkeypatch.setattr("evermark.sources.postgres.read.pace.CONFIRM_EVERY_S", 0.0)
     monkeypatch.setattr("evermark.sources.postgres.read.pace.CONFIRM_BYTES", 0)
     position = at.source.earliest(0)
@@ -118,18 +118,36 @@ def test_p6_only_what_may_be_missing_is_looked_at(at: Scene, monkeypatch: pytest
     at.emit("s", "young")
     repair = repair_of(at.target)
     # The long transaction holds the floor where it began: whatever began after it is looked at again, and dropped.
-    assert set(in_gap(begun(repair))) >= {"long", "young"}
+    assert set(in_gap(begun(repair, position))) >= {"long", "young"}
 
     def passed() -> bool:
         nonlocal position
         at.emit("s", "late")
         position = at.source.latest({0: position}, Limit())[0]
         at.source.confirm(0, position)
-        return not {"long", "confirmed 0", "young"} & set(in_gap(begun(repair)))
+        return not {"long", "confirmed 0", "young"} & set(in_gap(begun(repair, position)))
 
     until(passed, "the floor has passed what was confirmed")
     at.emit("s", "youngest")
-    assert "youngest" in in_gap(begun(repair))
+    assert "youngest" in in_gap(begun(repair, position))
+    repair.close()
+
+
+def test_a_log_that_lost_what_it_had_is_compared_with_all_events(at: Scene) -> None:
+    """GIVEN a floor that has passed events WHEN the log ends before them, as a backup does, or a person has the source
+    compared, since the log was lost, THEN all events are looked at; WHEN only the slot was lost THEN those since."""
+    old, position = at.position(at.flush_lsn()), at.source.earliest(0)
+    for key in ("first", "second"):
+        at.emit("s", key)
+        position = at.source.latest({0: position}, Limit())[0]
+    at.db.execute("select pgstream.note_floor(slot, pg_snapshot_xmin(pg_current_snapshot())) from pgstream.readers")
+    at.emit("s", "third")
+    advance = "select pg_replication_slot_advance(%s, %s::pg_lsn)"
+    at.db.execute(advance, (at.target.slot, lsn_text(Position.parse(position).lsn)))
+    repair = repair_of(at.target)
+    assert in_gap(begun(repair, position)) == ["third"]
+    for left_at in (old, None):
+        assert {"first", "second", "third"} <= set(in_gap(begun(repair, left_at)))
     repair.close()
 
 
@@ -269,7 +287,7 @@ def test_a_floor_of_another_server_hides_nothing(at: Scene) -> None:
     at.db.execute("update pgstream.readers set floor = '999999999', floor_system = 1")
     at.emit("s", "here")
     repair = repair_of(at.target)
-    assert in_gap(begun(repair)) == ["here"]
+    assert in_gap(begun(repair, at.source.earliest(0))) == ["here"]
     repair.close()
     at.db.execute("select pgstream.note_floor(slot, '3') from pgstream.readers")
     assert at.value("select floor::text from pgstream.readers") == "3"
@@ -284,7 +302,7 @@ def test_a_reader_does_not_look_for_what_was_there_before_it(at: Scene) -> None:
     install(second)
     at.emit("s", "after")
     repair = repair_of(second)
-    assert in_gap(begun(repair)) == ["after"]
+    assert in_gap(begun(repair, PostgresOutbox(second).earliest(0))) == ["after"]
     repair.close()
     uninstall(second)
 

@@ -16,7 +16,7 @@ from evermark.ingest.repair.postgres import Recoveries
 from evermark.ingest.repair.steps import Repairer as Steps
 from evermark.observe.logging import get_logger
 from evermark.runtime import Task, Threads
-from evermark.sources.base import Gap, Repair
+from evermark.sources.base import Gap, Repair, Whereabouts
 from evermark.testing.states import fresh_state, owners
 from evermark.testing.until import until
 
@@ -28,7 +28,12 @@ class Repairer(Repair):
         self.told, self.failures = told, failures
         self.meanwhile: Callable[[], object] = lambda: None
 
-    def begin(self, stopped: Callable[[], bool], left_at: str | None = None) -> Gap:
+    def begin(
+        self,
+        stopped: Callable[[], bool],
+        left_at: str | None = None,
+        whereabouts: Callable[[], Whereabouts] | None = None,
+    ) -> Gap:
         self.told.append(f"begin {left_at}")
         self.meanwhile()
         if self.failures:
@@ -53,14 +58,14 @@ class Scene:
         self.repairer = Repairer(self.told, self.failures)
         source = SimpleNamespace(partitions=lambda: [0], repair=lambda _: self.repairer)
         nothing: Callable[..., None] = lambda *_: None  # noqa: E731
-        news = SimpleNamespace(opened=nothing, begun=nothing, waits=nothing, ended=nothing, left_behind=nothing)
+        observer = SimpleNamespace(opened=nothing, begun=nothing, waits=nothing, ended=nothing, left_behind=nothing)
         self.runtime = Threads()
         self.steps = Steps(
             "shop",
             epoch,
             cast("Any", source),
             cast("Any", SimpleNamespace(recoveries=recoveries)),
-            cast("Any", news),
+            cast("Any", observer),
             self.runtime,
             get_logger(),
             0.01,
@@ -90,7 +95,7 @@ def scene(pg_dsn: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
 
         def close_gap(self: Steps, recovery: Recovery, _gap: Gap) -> None:
             made.told.append(f"close by {recovery.choice}")
-            self.works.recoveries.taking(recovery, 0, 3, self.epoch)
+            self.tools.recoveries.taking(recovery, 0, 3, self.epoch)
 
         monkeypatch.setattr(Steps, "_close_gap", close_gap)
         yield made

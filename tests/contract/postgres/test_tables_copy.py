@@ -6,7 +6,7 @@ import json
 import os
 import random
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -33,7 +33,7 @@ from evermark.sources.postgres.tables.scan import TableScan
 from evermark.sources.postgres.tables.source import PostgresTables
 from evermark.testing.servers import PostgresServer, postgres_server
 from evermark.testing.until import until
-from tests.contract.postgres.copy_scene import copy_scene, implied
+from tests.contract.postgres.copy_scene import copy_scene, implied, moved_unread, parts_read
 from tests.contract.postgres.tables_scene import SOURCE, Row
 
 CREATE = "create table t (id int primary key, v text, n int)"
@@ -130,6 +130,20 @@ def test_a_row_that_changes_between_snapshot_and_mark_is_told_by_its_change(
         assert set(reads) == {"1", "5", "7", "8", "40"}
         assert (reads["1"]["n"], reads["5"]["n"], reads["7"]["n"]) == (1, 6, 0)
         assert reads["1"] == at.rows("t")["1"]
+
+
+def test_a_chunk_whose_rows_all_change_meanwhile_is_ready(server: PostgresServer, tmp_path: Path) -> None:
+    """GIVEN a chunk of one row WHEN that is changed between its snapshot and its mark THEN the chunk is ready, without
+    a row, and the table is told by the change."""
+    create = f"{CREATE}; insert into t values (1, 'old', 0)"
+    with copy_scene(server, tmp_path / "copies", "public.t", create=create) as at:
+        (work,) = at.ask("public.t")
+        with at.writer("public.t") as writer:
+            writer._catch_up = _before(writer._catch_up, lambda: at.run("update t set v = 'new'"))  # type: ignore[method-assign]
+            assert writer.write(work)
+        rows = at.all()
+        assert [row["op"] for row in rows if row["op"] != "schema"] == ["update"]
+        assert implied(rows, "public.t") == at.rows("t")
 
 
 def test_a_commit_that_becomes_visible_late(server: PostgresServer, tmp_path: Path) -> None:
@@ -272,9 +286,46 @@ def test_messages_that_look_like_marks_stop_nobody(server: PostgresServer, tmp_p
         assert [(row["op"], row["key"]) for row in at.changes()] == [("insert", "1")]
 
 
+def test_only_a_row_that_no_part_holds_when_it_is_read_lacks_a_large_value(
+    server: PostgresServer, tmp_path: Path
+) -> None:
+    """GIVEN rows whose keys move between parts while these are copied WHEN all is read THEN those lack their large
+    value that left their part before it was read and came into one that had been, and nobody else does."""
+    create = """create table t (id int primary key, v text, n int); alter table t alter v set storage external;
+        insert into t select n, repeat('x', 3000), 0 from generate_series(1, 10) n"""
+    with (
+        copy_scene(server, tmp_path / "copies", "public.t", create=create) as at,
+        parts_read() as parts,
+        at.writer("public.t") as writer,
+    ):
+        copy = at.copies.request(SOURCE, "public.t", "")
+        at.copies.plan(copy.id, [(None, ("8",)), (("8",), None)], at.epoch)
+        low, high = at.works(copy)
+        catch_up = writer._catch_up
+
+        def meanwhile(*moves: tuple[int, int]) -> None:
+            at.run(*(f"update t set id = {to}, n = {to} where id = {key}" for key, to in moves))
+
+        # Between the snapshot of a part and its mark, before which the change stands.
+        writer._catch_up = _before(catch_up, lambda: meanwhile((1, 11), (9, 19), (10, 18)))  # type: ignore[method-assign]
+        assert writer.write(high)
+        meanwhile((2, 12), (3, 13), (4, 14), (14, 4), (5, 15), (15, 25))
+        at.run("update t set v = 'told' where id = 13")
+        writer._catch_up = _before(catch_up, lambda: meanwhile((6, 16), (4, 24)))  # type: ignore[method-assign]
+        assert writer.write(low)
+        meanwhile((7, 17), (25, 5))
+        rows = at.all()
+        lacking = moved_unread(rows, "public.t", "v", parts)
+        assert lacking == {"11", "12", "5"}
+        told, real = implied(rows, "public.t"), at.rows("t")
+        assert {key for key, row in told.items() if row["v"] == "?"} == lacking
+        assert told | {key: told[key] | {"v": real[key]["v"]} for key in lacking} == real
+
+
 def test_beside_a_random_workload(server: PostgresServer, tmp_path: Path) -> None:
     """GIVEN writers that insert, update, delete, change keys and truncate WHEN tables are copied by several tasks, some
-    of them twice THEN the events imply exactly the tables, at every reading, and no id is there twice."""
+    of them twice THEN the events imply exactly the tables, at every reading, and no id is there twice; a large value is
+    lacking only within the limit that is stated."""
     seed = random.randrange(10**9)
     create = """create table t (id int primary key, v text, n int); alter table t alter v set storage external;
         create table p (id int primary key, v text, n int) partition by hash (id);
@@ -305,13 +356,13 @@ def test_beside_a_random_workload(server: PostgresServer, tmp_path: Path) -> Non
             works = []
             for _ in range(2):
                 for stream in ("public.t", "public.p"):
-                    copy = at.copies.ask(SOURCE, stream, "")
+                    copy = at.copies.request(SOURCE, stream, "")
                     every = [(None, ("400",)), (("400",), ("900",)), (("900",), ("1700",)), (("1700",), None)]
                     at.copies.plan(copy.id, every, at.epoch)
                     works += at.works(copy)
                     at.copies.trouble(copy.id, "other", at.epoch, failed=True)  # so that the next one is another
             random.Random(seed).shuffle(works)
-            with ThreadPoolExecutor(3) as pool:
+            with parts_read() as parts, ThreadPoolExecutor(3) as pool:
                 counts = list(pool.map(at.write, [works[n::3] for n in range(3)]))
             assert sum(counts) == len(works), seed
         finally:
@@ -324,22 +375,18 @@ def test_beside_a_random_workload(server: PostgresServer, tmp_path: Path) -> Non
         assert sum(row["op"] == "read" for row in rows) > 100, seed
         for table in ("t", "p"):
             told, real = implied(rows, f"public.{table}"), at.rows(table)
-            assert _but_for_moved(told, real, rows) == real, (seed, table)
+            # One limit is stated, in docs/limits.md; no other row may lack its value.
+            for key in moved_unread(rows, f"public.{table}", "v", parts):
+                assert told[key].pop("v") == "?" and real[key].pop("v") is not None, (seed, table, key)
+            assert told == real, (seed, table)
         sent, _ = at.sent(at.source.earliest(0), len(rows))
         assert sent == rows, seed
-
-
-def _but_for_moved(told: dict[str, Any], real: dict[str, Any], events: Sequence[Any]) -> dict[str, Any]:
-    """A row that moved into a part that was copied already may lack its large value (docs/limits.md)."""
-    moved = {row["key"] for row in events if row["previous_key"] is not None}
-    lacking = {key for key in moved & told.keys() & real.keys() if told[key]["v"] == "?"}
-    return told | {key: told[key] | {"v": real[key]["v"]} for key in lacking}
 
 
 def _statement(rng: random.Random) -> str:
     table, key = rng.choice("tp"), rng.randint(1, 3200)
     skips = "on conflict do nothing"
-    if rng.random() < 0.002:
+    if rng.random() < 0.0004:  # in about half of all runs: no row that only a copy tells is left then
         return f"truncate {table}"
     return rng.choice([
         f"insert into {table} values ({key}, 'i{rng.random()}', {key}) on conflict (id) do nothing",

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import http.client
 import json
+import socket
 import sqlite3
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +22,12 @@ from typer.testing import CliRunner
 
 from evermark.cli.main import app
 from evermark.errors import ConfigError, DeniedError, FormatError, UnreachableError
-from evermark.replicas.auth import new_key
+from evermark.replicas.auth import Party, new_key
+from evermark.replicas.client import HttpPeer
 from evermark.replicas.exchange import Peer
 from evermark.replicas.meetings import Meetings, Synced
 from evermark.replicas.node import ReplicaNode, ReplicaService, now_ms
+from evermark.replicas.server import THREADS
 from evermark.replicas.settings import PeerSettings, ReplicaFolder, ReplicaSettings
 from evermark.replicas.sqlite import SqliteStore
 from evermark.secrets import Secret
@@ -326,3 +332,121 @@ def test_an_unexpected_error_ends_no_thread(scene: Scene, monkeypatch: pytest.Mo
     scene.serve("lite")
     until(lambda: len(scene.rows("pg")) == 1, "the row is there in spite of it", timeout_s=60)
     assert not fails
+
+
+def test_what_is_written_while_a_meeting_ends_is_pushed(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """GIVEN a change that is made when a meeting has exchanged all, and is not over yet THEN it does not wait for the
+    next meeting, which may be long in coming."""
+    scene.serve("pg")
+    sync, written = Meetings.sync, []
+
+    def late(self: Meetings, peer: Peer) -> Synced:
+        done = sync(self, peer)
+        if not written:
+            written.append(1)
+            scene.write("lite", ROW.format(key=1, text="late", raw="x'01'"))
+        return done
+
+    monkeypatch.setattr(Meetings, "sync", late)
+    scene.serve("lite")
+    until(lambda: len(scene.rows("pg")) == 1, "the late row is there", timeout_s=60)
+
+
+def test_a_node_whose_database_cut_its_connections_answers_again(scene: Scene) -> None:
+    """GIVEN a node that serves, each thread with a connection of its own WHEN Postgres ends them all THEN a peer is
+    told that the database cannot be reached, which is tried again, and is answered as soon as it can be."""
+    scene.serve("pg")
+    node = ReplicaNode(scene.folders["lite"])
+    replica = node.claimed()
+    with closing(node.peer("pg", replica)) as peer, closing(replica.store):
+        for _ in range(2 * THREADS):
+            peer.standing()
+        scene.pg.execute(
+            "select pg_terminate_backend(pid) from pg_stat_activity "
+            "where application_name = 'evermark replica' and datname = current_database()"
+        )
+        failed = 0
+        for _ in range(4 * THREADS):
+            try:
+                peer.standing()
+            except UnreachableError:
+                failed += 1
+        assert 1 <= failed <= THREADS
+
+
+@pytest.mark.parametrize(("status", "expected"), [(502, UnreachableError), (503, UnreachableError), (404, DeniedError)])
+def test_a_node_that_is_away_behind_its_proxy_does_not_answer(status: int, expected: type[Exception]) -> None:
+    """GIVEN a proxy that answers for a node, without its signature WHEN it says that there is no node behind it THEN
+    the node cannot be reached, which is tried again; another answer is not the peer's, and is refused."""
+
+    class Proxy(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["content-length"]))
+            self.send_response(status)
+            self.send_header("content-length", "11")
+            self.end_headers()
+            self.wfile.write(b"Bad Gateway")
+
+        def log_message(self, *_: object) -> None: ...
+
+    with HTTPServer(("127.0.0.1", 0), Proxy) as proxy:
+        threading.Thread(target=proxy.serve_forever, daemon=True).start()
+        party = Party("shop-1", "lite", "pg", new_key())
+        peer = HttpPeer(f"http://127.0.0.1:{proxy.server_port}", party, dict, now_ms)
+        with closing(peer), pytest.raises(expected):
+            peer.standing()
+        proxy.shutdown()
+
+
+def test_r12_a_stranger_is_refused_before_anything_is_kept_of_its_request(scene: Scene) -> None:
+    """GIVEN a stranger that says how large its request will be, and sends no more WHEN its head names no peer, another
+    cluster, or a time long ago THEN it is refused at once."""
+    port = scene.serve("pg").server.port
+    good = {"cluster": "shop-1", "to": "pg", "node": "lite", "time": str(now_ms()), "nonce": "n", "signature": "\xe9"}
+    for wrong in ({"cluster": "shop-2"}, {"to": "lite"}, {"node": "nobody"}, {"time": "1"}):
+        head = "".join(f"evermark-{name}: {value}\r\n" for name, value in (good | wrong).items())
+        with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+            asked = f"POST /v1/replica/hello HTTP/1.1\r\nhost: pg\r\ncontent-length: 100000000\r\n{head}\r\n"
+            connection.sendall(asked.encode("latin-1"))
+            assert b" 401 " in connection.recv(1000)
+    refused = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    headers = {f"evermark-{name}": value.encode("latin-1") for name, value in good.items()}
+    refused.request("POST", "/v1/replica/hello", b"{}", headers)
+    assert refused.getresponse().status == 401
+    refused.close()
+
+
+def test_r2_a_database_that_is_put_back_under_a_node_that_serves_is_opened_anew(scene: Scene) -> None:
+    """GIVEN a node that serves and dials WHEN its SQLite file is replaced by a backup THEN it goes on with the new
+    file, under a new origin, in all its threads: what it had sent comes back, and later changes arrive. While the file
+    is away the node says that its database cannot be reached."""
+    scene.serve("pg")
+    lite = scene.serve("lite")
+    scene.write("lite", ROW.format(key=1, text="before", raw="x'01'"))
+    until(lambda: len(scene.rows("pg")) == 1, "the first row", timeout_s=60)
+    copy = scene.lite_db.with_suffix(".copy")
+    with closing(sqlite3.connect(scene.lite_db)) as live, closing(sqlite3.connect(copy)) as other:
+        live.backup(other)
+    scene.write("lite", ROW.format(key=2, text="sent, then forgotten", raw="x'02'"))
+    until(lambda: len(scene.rows("pg")) == 2, "the second row", timeout_s=60)
+    node = ReplicaNode(scene.folders["pg"])
+    replica = node.open()
+    with closing(node.peer("lite", replica)) as peer, closing(replica.store):
+        before = {peer.standing().hello.said.origin for _ in range(2 * THREADS)}
+        for suffix in ("-wal", "-shm"):
+            scene.lite_db.with_name(scene.lite_db.name + suffix).unlink(missing_ok=True)
+        copy.replace(scene.lite_db)
+        scene.write("lite", ROW.format(key=3, text="after", raw="x'03'"))
+        until(lambda: [row[0] for row in scene.rows("pg")] == [1, 2, 3], "what is written later", timeout_s=60)
+        until(lambda: scene.rows("lite") == scene.rows("pg"), "what had been sent", timeout_s=60)
+        after = set()
+        for _ in range(4 * THREADS):
+            with suppress(UnreachableError):  # the first that a thread is asked
+                after.add(peer.standing().hello.said.origin)
+        assert len(before) == len(after) == 1 and before != after
+    scene.lite_db.rename(copy)
+    asked = HttpPeer(f"http://127.0.0.1:{lite.server.port}", Party("shop-1", "pg", "lite", scene.key), dict, now_ms)
+    with closing(asked):
+        for _ in range(2 * THREADS):
+            with pytest.raises(UnreachableError):
+                asked.standing()

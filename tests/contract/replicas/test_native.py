@@ -290,6 +290,8 @@ def test_r8_pages_that_are_not_in_order_change_nothing(
         ({1: _versions("hlc = 5.0 where record_id = '1'")}, _OF_A_REAL),
         ({1: _versions("hlc = 0 where record_id = '1'")}, _APART),
         ({1: _versions(f"hlc = {2**62} where record_id = '1'")}, _APART),
+        ({1: _versions("hlc = hlc + (1 << 40) where record_id = '1'")}, _APART),
+        ({1: _versions("hlc = hlc + (1 << 40) where record_id = '3'")}, _FIELD),
         ({1: _versions("origin_seq = '5' where record_id = '1'")}, _APART),
         ({1: _versions("origin_seq = 5.0 where record_id = '1'")}, _OF_A_REAL),
         ({1: _versions("origin_seq = 0 where record_id = '1'")}, _APART),
@@ -329,6 +331,8 @@ def test_r8_pages_that_are_not_in_order_change_nothing(
         "a reading as real",
         "no reading",
         "a reading that is too large",
+        "a reading beyond the clock",
+        "a reading of a deleted row beyond the clock",
         "a number of an event as text",
         "a number of an event as real",
         "no number",
@@ -605,7 +609,7 @@ def test_r11_writers_go_on_while_files_are_made_and_are_in_them_whole_or_not_at_
     with native.dumping(tmp_path / "a.db", folder, "orders", form, lambda _: None) as dumped:
         a.put(2, "later")
         files = dumped()
-    assert native.check(store.tables()["orders"], files, 'cast(b."id" as text)') == 1
+    assert native.check(store.tables()["orders"], files, 'cast(b."id" as text)', store.clocks()["orders"]) == 1
 
 
 def test_r11_a_bootstrap_by_files_goes_on_with_what_is_missing(make: Make) -> None:

@@ -8,12 +8,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from psycopg.conninfo import make_conninfo
 
-from evermark.app.ingesting import LaneWorks
+from evermark.app.ingesting import LaneTools
 from evermark.breaker import Breaker
 from evermark.cluster.fence import source_lease
 from evermark.cluster.postgres import PostgresLeases
+from evermark.errors import UnreachableError
 from evermark.ingest.limits import ReadingLimits
 from evermark.ingest.repair.base import Step
 from evermark.ingest.repair.postgres import Recoveries
@@ -39,9 +41,9 @@ def test_a_source_that_begins_needs_one_connection(pg_server: PostgresServer, tm
     dsn = pg_server.socket_dsn()
     with fresh_state(dsn) as state:
         narrow = State(lambda: dsn, state.schema, connections_max=1, statement_timeout_s=5)
-        works = _works(narrow, tmp_path / "log")
-        works.prepare()
-        assert works.prepared.is_set()
+        tools = _tools(narrow, tmp_path / "log")
+        tools.prepare()
+        assert tools.prepared.is_set()
         narrow.close()
 
 
@@ -49,29 +51,52 @@ def test_an_owner_that_comes_back_goes_on_with_the_log_it_had_open(pg_server: Po
     """GIVEN an owner, and a repair beside it with a log of its own WHEN it owns the source again THEN it has its own
     log, which only one of them uses; and not after torn commits were set aside."""
     with fresh_state(pg_server.socket_dsn()) as state:
-        works = _works(state, tmp_path / "log")
-        works.prepare()
-        first, beside = works.open_log(1)[0], works.open_log(1)[0]
+        tools = _tools(state, tmp_path / "log")
+        tools.prepare()
+        first, beside = tools.open_log(1)[0], tools.open_log(1)[0]
         assert first is not beside
-        works.prepare()
-        again = works.open_log(2)[0]
+        tools.prepare()
+        again = tools.open_log(2)[0]
         assert again is first
-        assert works.open_log(2)[0] is not again
+        assert tools.open_log(2)[0] is not again
         again.fence(0, 2)
         commit_file(tmp_path / "log", 1).write_text("")
-        works.prepare()
-        assert works.open_log(3)[0] is not first
+        tools.prepare()
+        assert tools.open_log(3)[0] is not first
 
 
-def _works(state: State, folder: Path) -> LaneWorks:
+def test_an_owner_makes_no_log_where_one_was(pg_server: PostgresServer, tmp_path: Path) -> None:
+    """GIVEN a head that knows a batch, and a log whose disk is away WHEN its next owner opens it THEN it says so, and
+    makes nothing in its place; when it is back it is opened. A source that was begun, without a batch, gets a log."""
+    with fresh_state(pg_server.socket_dsn()) as state:
+        tools = _tools(state, tmp_path / "log")
+        heads, epoch = PostgresHeads(state), owners(PostgresLeases(state, is_gone=lambda _: True))(source_lease("shop"))
+        heads.move("shop", 0, Head(0, epoch, "a", -1))
+        tools.prepare()
+        tools.open_log(epoch)
+        (tmp_path / "log").rename(tmp_path / "away")
+        heads.move("shop", 0, Head(1, epoch, "b", 1))
+        tools = _tools(state, tmp_path / "log")
+        tools.warm()
+        tools.prepare()
+        with pytest.raises(UnreachableError, match="is gone"):
+            tools.open_log(epoch)
+        assert not (tmp_path / "log").exists()
+        (tmp_path / "away").rename(tmp_path / "log")
+        tools.open_log(epoch)
+
+
+def _tools(state: State, folder: Path) -> LaneTools:
     source: Any = SimpleNamespace(partitions=lambda: [0], divisible=lambda: False)
+    recoveries: Any = SimpleNamespace(past=lambda _: ())
     limits = ReadingLimits()
     stores: Any = SimpleNamespace(
         sources={"shop": source}, reading=limits, log_folder=lambda _: folder, copies=None, state=state,
-        recoveries=None, store_breaker=Breaker(limits.breaker), heads=None, checkpoints=None, replays=None,
+        recoveries=recoveries, store_breaker=Breaker(limits.breaker), heads=PostgresHeads(state), checkpoints=None,
+        replays=None,
     )  # fmt: skip
     tasks: Any = SimpleNamespace(write_chunks=None, write_pieces=None)
-    return LaneWorks(stores, tasks, "shop", Metrics(), Limit(), Threads())
+    return LaneTools(stores, tasks, "shop", Metrics(), Limit(), Threads())
 
 
 def test_the_durable_version_is_that_of_the_last_head(pg_server: PostgresServer) -> None:

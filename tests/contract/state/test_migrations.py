@@ -19,7 +19,7 @@ from evermark.checkpoints.base import Checkpoint
 from evermark.checkpoints.stores import PostgresCheckpoints
 from evermark.cluster.fence import DELIVER_LEASE
 from evermark.cluster.postgres import PostgresLeases
-from evermark.delivery.base import Cursor, GroupWork, Membership, Stay
+from evermark.delivery.model import Cursor, GroupWork, Membership, Stay
 from evermark.delivery.replay.postgres import PostgresReplays
 from evermark.delivery.replay.timeslice import Mark
 from evermark.delivery.store.postgres import PostgresDelivery

@@ -12,6 +12,7 @@ from evermark.cluster.postgres import PostgresLeases
 from evermark.ingest.repair.base import Choice, RecoveryStore, Step
 from evermark.ingest.repair.memory import MemoryRecoveries
 from evermark.ingest.repair.postgres import Recoveries
+from evermark.log.head import Head, PostgresHeads
 from evermark.state.connection import State
 from evermark.testing.contracts import RecoveryContract
 from evermark.testing.contracts.scene import TakeOver
@@ -68,6 +69,27 @@ class TestPostgresRecoveries(RecoveryContract):
         accepted = recoveries.open("shop", 0, "let it be", "2", epoch, Choice.SKIP)
         recoveries.close_gap(accepted, "3", epoch)
         assert recoveries.to_tell() == {("shop", 0): (accepted.id, "a gap was accepted: let it be")}
+
+    def test_s4_what_was_given_up_is_told_as_a_gap_is_and_hides_none(
+        self, state: State, recoveries: Recoveries, take_over: TakeOver
+    ) -> None:
+        """GIVEN a gap that is open WHEN files of the log are given up, and the gap cannot be closed, and files are
+        given up again THEN each is told, by a higher number than the one before; partitions that the files are not of,
+        or that were never begun, are told nothing (S4).
+        """
+        epoch = take_over()
+        for partition in (0, 1, 9):
+            PostgresHeads(state).move("shop", partition, Head(1, epoch, "1", partition))
+        gap = recoveries.open("shop", 0, "the slot is gone", "1", epoch)
+        recoveries.give_up("shop", [(0, 0), (1, 5), (0, 3)], "2 files with 7 events")
+        told = recoveries.to_tell()
+        assert told == {("shop", n): (1, "2 files with 7 events") for n in (0, 1)}
+        recoveries.move(gap, Step.FAILED, epoch, error="no events table")
+        told = recoveries.to_tell()
+        assert told["shop", 0] == (gap.id + 1, "a gap could not be closed: no events table")
+        recoveries.give_up("shop", [(0, 0)], "1 file")
+        told = recoveries.to_tell()
+        assert told == {("shop", 0): (gap.id + 2, "1 file"), ("shop", 1): (1, "2 files with 7 events")}
 
     def test_s4_a_large_gap_is_told_once_it_is_closed_and_as_a_failure_if_it_is_not(
         self, recoveries: Recoveries, take_over: TakeOver

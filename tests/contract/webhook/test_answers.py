@@ -8,7 +8,7 @@ import time
 import pytest
 from aiohttp import web
 
-from evermark.delivery.base import Fate
+from evermark.delivery.model import Fate
 from evermark.delivery.webhook.base import Job
 from evermark.delivery.webhook.sink import WebhookSink
 from tests.contract.webhook.webhook_receiver import Got, Receiver, events, one_outcome, spec_for

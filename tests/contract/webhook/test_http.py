@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from evermark.delivery.base import Fate, MadeBy
+from evermark.delivery.model import Fate, MadeBy
 from evermark.delivery.webhook.base import Job
 from evermark.delivery.webhook.client import http_loop
 from evermark.delivery.webhook.sink import WebhookSink
@@ -54,6 +54,32 @@ def test_a_long_refusal_is_shortened_and_made_printable(receiver: Receiver, sink
     assert parked.reason.startswith("HTTP 400: bad")
     assert parked.reason.isprintable()
     assert len(parked.reason) < 250
+
+
+def test_a_refusal_that_repeats_what_it_was_told_shows_no_secret(receiver: Receiver, sink: WebhookSink) -> None:
+    """GIVEN a gateway that repeats a header and the address, the latter where its words are cut WHEN it refuses THEN
+    the reason, which many may read, has neither, and what else was said."""
+    token, place = "s3cret-of-ours", "/hooks/T0KEN-in-the-path"
+
+    def answer(got: Got) -> web.Response:
+        said = f"unknown token: {got.headers['authorization']}, or {token}; cannot POST"
+        return web.Response(status=422, text=f"{said:<185}{got.raw.path}")
+
+    receiver.answer = answer
+    spec = replace(spec_for(receiver.url), headers={"Authorization": f"Bearer {token}"})
+    spec = replace(spec, url=spec.url.replace("/hook", place))
+    (parked,) = one_outcome(sink.deliver([Job(spec, events(1))], 10)).parked
+    assert token not in parked.reason and "/hooks/" not in parked.reason
+    assert parked.reason.startswith("HTTP 422: unknown token: ***, or ***; cannot POST")
+
+
+def test_a_refusal_that_is_cut_off_in_a_secret_shows_no_part_of_it(sink: WebhookSink) -> None:
+    """GIVEN a gateway that repeats a header WHEN the connection is lost within it THEN the reason has no part of it."""
+    server = RawServer(b"HTTP/1.1 403 No\r\ncontent-length: 900\r\n\r\nbad token Bearer s3cret-of-ou")
+    spec = replace(spec_for(server.url), headers={"Authorization": "Bearer s3cret-of-ours"})
+    outcome = one_outcome(sink.deliver([Job(spec, events(1))], 5))
+    assert [one.reason for one in outcome.parked] == ["HTTP 403: bad token ***"]
+    server.close()
 
 
 def test_a_connection_cut_in_the_body_of_a_2xx_was_an_answer(sink: WebhookSink) -> None:

@@ -4,23 +4,34 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 import time
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from evermark.delivery.base import BotSpec, Fate
+from evermark.cluster.fence import DELIVER_LEASE
+from evermark.cluster.memory import MemoryLeases
 from evermark.delivery.decide.answers import Verdict
+from evermark.delivery.model import BotSpec, Cursor, Fate, GroupWork, MadeBy
+from evermark.delivery.run.parked_retries import ParkedQueue
+from evermark.delivery.store.memory import MemoryDelivery
 from evermark.delivery.webhook import body, dispatch
-from evermark.delivery.webhook.base import Job, Try
+from evermark.delivery.webhook.base import Job, Try, as_it_is
 from evermark.delivery.webhook.body import Rendering, render_column
 from evermark.delivery.webhook.bundles import prepared
 from evermark.delivery.webhook.parked_json import row_from_json, row_json
 from evermark.delivery.webhook.sink import WebhookSink
 from evermark.errors import FormatError
 from evermark.event import EVENT
-from tests.contract.webhook.webhook_receiver import Receiver, events, one_outcome, spec_for
+from evermark.runtime import Threads
+from evermark.testing.contracts.scene import P0, done, event
+from evermark.testing.states import owners
+from evermark.testing.until import until
+from tests.contract.webhook.webhook_receiver import Got, Receiver, events, one_outcome, spec_for
 
 LINE = ("shop", "public.orders", "0")
 
@@ -110,6 +121,42 @@ def test_a_replay_that_finds_the_endpoint_down_stops_nobody_else(receiver: Recei
     of_replay = [replace(one, replay_id="r1") for one in own]
     answers = sink.attempt([*of_replay, *own], 5)
     assert [answer.verdict for answer in answers] == [Verdict.ENDPOINT] * 3 + [Verdict.ACCEPTED] * 3
+
+
+def test_a_receiver_that_hangs_holds_up_no_retry_of_another(receiver: Receiver, sink: WebhookSink) -> None:
+    """GIVEN a receiver that hangs at a retry WHEN a retry of another is due THEN it is sent and settled meanwhile; what
+    the first one answers at last is settled, too.
+    """
+    answers = threading.Event()
+
+    async def answer(got: Got) -> int:
+        if got.raw.path == "/hook/slow":
+            await asyncio.to_thread(answers.wait, 60)
+        return 204
+
+    receiver.answer = answer
+    leases = MemoryLeases()
+    epoch = owners(leases)(DELIVER_LEASE)
+    store = MemoryDelivery(leases, jitter=lambda: 0.0)
+    store.open_partition(P0, 0, epoch)
+    names = frozenset({"slow", "well"})
+    specs = [spec_for(f"{receiver.url}/{name}", name=name, timeout_s=60.0) for name in names]
+    store.register(specs, MadeBy.FILE, {}, epoch)
+    log: Any = None
+    queue = ParkedQueue(store, sink, as_it_is, epoch, Threads(), log)
+
+    at = datetime.now(UTC) - timedelta(minutes=1)
+    for n in (1, 2):
+        parked = replace(event(n), event=row_json(events(3), n))
+        work = GroupWork(P0, Cursor(n - 1), Cursor(n), names)
+        store.settle_group(work, [done(name, parked) for name in names], at, epoch)
+        until(lambda: queue.run() == 0 and not store.parked.rows("well"), "the other's retry is settled")
+        assert (receiver.under_way, len(store.parked.rows("slow"))) == (1, n)
+    assert sorted(got.raw.path for got in receiver.got) == ["/hook/slow", "/hook/well", "/hook/well"]
+
+    answers.set()
+    until(lambda: queue.run() == 0 and not store.parked.rows(), "all is settled")
+    assert sorted(got.raw.path for got in receiver.got) == ["/hook/slow", "/hook/slow", "/hook/well", "/hook/well"]
 
 
 def test_d4_a_hiccup_fails_no_retry(receiver: Receiver, sink: WebhookSink) -> None:

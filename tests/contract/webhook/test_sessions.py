@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 from aiohttp import web
 
-from evermark.delivery.base import Fate
 from evermark.delivery.decide.answers import Verdict
+from evermark.delivery.model import Fate
 from evermark.delivery.webhook.base import Job, Try
 from evermark.delivery.webhook.bundles import prepared
 from evermark.delivery.webhook.parked_json import row_json

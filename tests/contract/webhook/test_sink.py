@@ -16,8 +16,8 @@ import pytest
 from aiohttp import web
 from standardwebhooks import Webhook
 
-from evermark.delivery.base import Fate, Outcome, SourcePartition
 from evermark.delivery.decide.answers import Verdict
+from evermark.delivery.model import Fate, Outcome, SourcePartition
 from evermark.delivery.webhook import body, dispatch
 from evermark.delivery.webhook import sink as sinks
 from evermark.delivery.webhook.base import Job, Try

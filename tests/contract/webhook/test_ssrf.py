@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from evermark.delivery.base import Fate, MadeBy, Outcome
 from evermark.delivery.decide.answers import Verdict
+from evermark.delivery.model import Fate, MadeBy, Outcome
 from evermark.delivery.webhook.base import Job, Try
 from evermark.delivery.webhook.parked_json import row_json
 from evermark.delivery.webhook.sink import WebhookSink

@@ -17,7 +17,7 @@ from typing import Any
 import pyarrow as pa
 from aiohttp import web
 
-from evermark.delivery.base import Outcome, SubscriptionSpec
+from evermark.delivery.model import Outcome, SubscriptionSpec
 from evermark.delivery.webhook.base import Result
 from evermark.delivery.webhook.signing import new_secret
 from evermark.event import EVENT

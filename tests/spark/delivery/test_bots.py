@@ -13,7 +13,8 @@ from pyspark.sql import SparkSession
 
 from evermark.cluster.fence import DELIVER_LEASE
 from evermark.cluster.memory import MemoryLeases
-from evermark.delivery.base import (
+from evermark.delivery.bots.views import BotViews, streams_in, telling
+from evermark.delivery.model import (
     BotMode,
     BotSpec,
     Cursor,
@@ -24,7 +25,6 @@ from evermark.delivery.base import (
     SourcePartition,
     SubscriptionSpec,
 )
-from evermark.delivery.bots.views import BotViews, streams_in, telling
 from evermark.delivery.replay.plan import ReplayWork
 from evermark.delivery.replay.timeslice import Mark, TimeSlice
 from evermark.delivery.run import post as posting
@@ -44,6 +44,7 @@ from evermark.log.write import BatchWriter
 from evermark.secrets import KeyRef, SecretBox
 from evermark.spark import parts
 from evermark.spark.replay import SparkReplays
+from evermark.testing.at_once import AtOnce
 from evermark.testing.listener import Listener
 from evermark.testing.states import owners
 
@@ -93,7 +94,9 @@ class Chat:
             self.store, self, self.live, deliverer, self.epoch, lambda: self.now, bot_views=self.bot_views
         )
         self.sink = WebhookSink()
-        self.queue = ParkedQueue(self.store, self.sink, box.open, self.epoch, lambda: self.now, lambda: 0.0)
+        log: Any = None
+        runtime = AtOnce(lambda: self.now)
+        self.queue = ParkedQueue(self.store, self.sink, box.open, self.epoch, runtime, log)
 
     def spec(self, name: str = "helper", **bot: Any) -> SubscriptionSpec:
         wish = BotSpec(**{"source": "chat", "user": "bot", **bot})

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from evermark.delivery.base import Cursor, Fate, ParkedEvent, SourcePartition, SubscriptionSpec
 from evermark.delivery.decide import key_parts
 from evermark.delivery.decide.key_parts import joined
+from evermark.delivery.model import Cursor, Fate, ParkedEvent, SourcePartition, SubscriptionSpec
 from evermark.delivery.replay.plan import ReplayWork
 from evermark.delivery.replay.timeslice import Mark, TimeSlice
 from evermark.delivery.run.post import Posting

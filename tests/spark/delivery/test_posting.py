@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
-from evermark.delivery.base import Cursor, Fate, SourcePartition, SubscriptionSpec
+from evermark.delivery.model import Cursor, Fate, SourcePartition, SubscriptionSpec
 from evermark.delivery.run import post as posting
 from evermark.delivery.webhook import dispatch
 from evermark.delivery.webhook.base import Job, Result

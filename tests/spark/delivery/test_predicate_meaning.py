@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from evermark.delivery.base import SubscriptionSpec
+from evermark.delivery.model import SubscriptionSpec
 from evermark.errors import ConfigError
 from evermark.log.frames import SCHEMA as LOG_SCHEMA
 from evermark.predicate import Path, Predicate, match_sql, variant_sql, vet

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from evermark.delivery.base import Fate, SubscriptionSpec
+from evermark.delivery.model import Fate, SubscriptionSpec
 from evermark.delivery.replay.plan import ReplayWork
 from evermark.delivery.replay.timeslice import Mark, TimeSlice, next_slice, readable
 from evermark.event import taken_batch

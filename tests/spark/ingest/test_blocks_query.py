@@ -16,10 +16,10 @@ from evermark.checkpoints.stores import PostgresCheckpoints
 from evermark.cluster.base import Holder
 from evermark.cluster.fence import source_lease
 from evermark.cluster.postgres import PostgresLeases
+from evermark.ingest.batch_taker import BatchTaker, WrittenBatch
 from evermark.ingest.pieces import ReadFrom
 from evermark.ingest.reading import ReadPlan, SourceReading
 from evermark.ingest.resume import Resume
-from evermark.ingest.take import Taken, Taker
 from evermark.log.append import DeltaLog
 from evermark.log.head import PostgresHeads
 from evermark.log.read import LogReader
@@ -50,7 +50,7 @@ class Owner:
     def __init__(self, spark: SparkSession, here: Scene, folder: Path) -> None:
         self._spark, self._here, self._folder = spark, here, folder
         self._starts = 0
-        self.taken: list[Taken] = []
+        self.taken: list[WrittenBatch] = []
 
     def read(self, target: BlocksTarget, enough: Callable[[], bool], kind: type[BlockStreams] = BlockStreams) -> None:
         from evermark.spark.job import written_by_tasks
@@ -62,7 +62,7 @@ class Owner:
         lease = leases.acquire(source_lease("chat"), holder, 60)
         assert lease is not None
         log, reader = DeltaLog(self._folder / "log"), LogReader(self._folder / "log")
-        taker = Taker("chat", lease.epoch, source, log, reader, PostgresHeads(state), PostgresCheckpoints(state))
+        taker = BatchTaker("chat", lease.epoch, source, log, reader, PostgresHeads(state), PostgresCheckpoints(state))
         found: Resume = taker.begin(0)
         assert found.position is not None
         source.check({0: found.position})

@@ -67,8 +67,8 @@ class Owner:
         of = ReadFrom("shop", self.source, str(self.folder))
         gathered = gather(written_by_tasks(self._spark.sparkContext, of, pieces), self.epoch)
         assert not gathered.failed, gathered.failed
-        for taken in gathered.taken:
-            self.append(taken)
+        for written in gathered.written:
+            self.append(written)
         self.at = end
         self.source.confirm(0, end)
         return len(pieces)

@@ -87,8 +87,10 @@ def change_publication(at: Scene) -> None:
     at.run(f"alter publication {name} drop table plain", f"alter publication {name} add table plain")
 
 
-# Tables that are kept one by one, and all of them by one query over the log.
-@pytest.mark.parametrize(("harm", "kept_max"), [(lose, 99), (change_publication, 0)])
+# Tables that are kept one by one, all of them by one query over the log, and those of a small log without a query.
+@pytest.mark.parametrize(
+    ("harm", "kept_max", "kept_from"), [(lose, 99, 0), (change_publication, 0, 0), (lose, 0, 50_000)]
+)
 def test_p7_a_lost_slot_of_tables_is_repaired_exactly(
     spark: SparkSession,
     pg_server: PostgresServer,
@@ -96,10 +98,11 @@ def test_p7_a_lost_slot_of_tables_is_repaired_exactly(
     monkeypatch: pytest.MonkeyPatch,
     harm: Any,
     kept_max: int,
+    kept_from: int,
 ) -> None:
     """GIVEN random changes, keys, truncates, DDL and large values among them, some never read WHEN tables and log are
     compared THEN they are equal, a second look finds nothing more, and reading goes on."""
-    monkeypatch.setattr(kept_table, "KEPT_FROM_ROWS", 0)
+    monkeypatch.setattr(kept_table, "KEPT_FROM_ROWS", kept_from)
     monkeypatch.setattr(repair, "_KEPT_STREAMS_MAX", kept_max)
     seed = random.randrange(10**9)
     print(f"seed {seed}")

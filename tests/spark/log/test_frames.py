@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pytest
 
 from evermark import Log
@@ -14,6 +15,7 @@ from evermark.errors import ConfigError, FormatError, NotFoundError
 from evermark.event import taken_batch
 from evermark.log.append import DeltaLog
 from evermark.log.base import Append
+from evermark.log.frames import frame_of
 from evermark.log.maintenance import Maintenance
 from evermark.log.opened import PLAYBOOK
 from evermark.log.write import BatchWriter
@@ -68,6 +70,14 @@ def table(frame: DataFrame) -> dict[str | None, str]:
 
 def change(op: str, key: str, payload: str | None = None, **more: Any) -> dict[str, Any]:
     return {"op": op, "key": key, "payload": payload, **more}
+
+
+@pytest.mark.parametrize("empty", [0, 1, 2, 3])
+def test_a_table_of_several_pieces_keeps_its_rows(spark: SparkSession, empty: int) -> None:
+    """GIVEN pieces without rows before others and between them WHEN Spark is given the table THEN it has each row."""
+    piece = pa.table({"key": ["a", "b"]})
+    rows = pa.concat_tables([*[piece[:0]] * empty, piece, *[piece[:0]] * empty, piece])
+    assert sorted(row["key"] for row in frame_of(spark, rows).collect()) == ["a", "a", "b", "b"]
 
 
 def test_many_files_are_listed_without_a_job(spark: SparkSession, tmp_path: Path, fill: Filler) -> None:

@@ -14,9 +14,11 @@ from unittest.mock import Mock
 import pytest
 
 from evermark import Log
-from evermark.log import kept_table
-from evermark.log.implied import implied_table, implied_tables
-from evermark.log.kept_table import FOLDER, KeptTable, Shelf
+from evermark.log import kept_table, maintenance
+from evermark.log.forget import Forgotten
+from evermark.log.implied_table import implied_table, implied_tables
+from evermark.log.kept_shelf import FOLDER, Shelf
+from evermark.log.kept_table import KeptTable
 from evermark.log.maintenance import Maintenance
 from evermark.log.read import LogReader, moment_of
 from tests.spark.log.test_frames import NOON, Filler, change, moved, pg, table
@@ -169,7 +171,8 @@ def test_the_tables_of_many_streams_by_one_query_are_the_tables_one_by_one(spark
     wanderer = Wanderer(random.Random(seed), fill)
     for _ in range(6):
         wanderer.step()
-    fill(change("truncate", "") | {"key": None}, change("insert", "after", "{}"))
+    late = {"event_time": NOON + timedelta(days=30)}  # than a truncate in any partition
+    fill(change("truncate", "") | {"key": None}, change("insert", "after", "{}") | late)
     whole = KeptTable(spark, fill.folder, STREAM, LogReader(fill.folder).files())
     one = whole._events(whole.files, (), None)
     other = one.where("op <> 'truncate'").selectExpr(
@@ -289,6 +292,52 @@ def test_what_retention_removed_is_in_no_table(spark: SparkSession, tmp_path: Pa
     assert table(Log(tmp_path).table(spark, "shop", STREAM)) == {"2": "b", "3": "c"}
 
 
+def test_a_table_that_was_asked_for_before_events_were_forgotten_is_not_kept(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GIVEN a table that is being made WHEN a key is forgotten meanwhile THEN it is not kept, and the next one has
+    nothing of it, and is kept."""
+    fill = Filler(tmp_path)
+    fill(change("insert", "1", "a"), change("insert", "2", "b"))
+    keep = Shelf.keep
+
+    def late(*given: Any) -> None:
+        monkeypatch.undo()
+        monkeypatch.setattr(kept_table, "KEPT_FROM_ROWS", 0)
+        Maintenance(fill.folder).forget(Forgotten(STREAM, frozenset({"1"})))
+        keep(*given)
+
+    monkeypatch.setattr(Shelf, "keep", late)
+    Log(tmp_path).table(spark, "shop", STREAM)
+    assert not (shelf(fill.folder).folder / "kept.json").exists()
+    assert table(Log(tmp_path).table(spark, "shop", STREAM)) == {"2": "b"}
+    assert [layer.rows for layer in Shelf(fill.folder, STREAM, forgotten=1).layers()] == [1]
+
+
+def test_a_kept_table_that_nobody_lived_to_remove_has_no_forgotten_record(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GIVEN a kept table WHEN a key is forgotten by an event that stays, as a delete of the key before, and the process
+    dies before it removes the table THEN the table is not used, though the log has as many events as before."""
+    fill = Filler(tmp_path)
+    fill(change("insert", "1", "a"), moved("1", "2", "a2"), change("insert", "3", "c"))
+    assert table(Log(tmp_path).table(spark, "shop", STREAM)) == {"2": "a2", "3": "c"}
+    monkeypatch.setattr(maintenance, "forget_kept", lambda _: [])
+    Maintenance(fill.folder).forget(Forgotten(STREAM, frozenset({"2"})))
+    assert table(Log(tmp_path).table(spark, "shop", STREAM)) == {"3": "c"}
+    assert shelf(fill.folder).layers() == []
+
+
+def test_of_files_that_were_replaced_since_nothing_is_kept(spark: SparkSession, tmp_path: Path) -> None:
+    """GIVEN a list of files from before a key was forgotten WHEN a table is made of them THEN it is not kept."""
+    fill = Filler(tmp_path)
+    fill(change("insert", "1", "a"), change("insert", "2", "b"))
+    files = LogReader(fill.folder).files()
+    Maintenance(fill.folder).forget(Forgotten(STREAM, frozenset({"1"})))
+    assert table(KeptTable(spark, fill.folder, STREAM, files).table()) == {"1": "a", "2": "b"}
+    assert not (fill.folder / FOLDER).exists()
+
+
 def test_maintenance_leaves_the_kept_table_alone(spark: SparkSession, tmp_path: Path) -> None:
     """GIVEN kept files of any age WHEN maintenance removes orphans THEN they stay, until no layer names them."""
     fill = Filler(tmp_path)
@@ -338,7 +387,7 @@ def test_the_table_of_a_small_log_needs_no_sql_and_no_folder(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """GIVEN a small log WHEN its table is asked for THEN it is what SQL makes of it, in values and types, without SQL
-    and without a kept file, until an event needs more than the newest of each key."""
+    and without a kept file, until its events are in several partitions."""
     monkeypatch.setattr(kept_table, "KEPT_FROM_ROWS", 50_000)
     by_sql = Mock(side_effect=implied_table)
     monkeypatch.setattr(kept_table, "implied_table", by_sql)
@@ -356,9 +405,31 @@ def test_the_table_of_a_small_log_needs_no_sql_and_no_folder(
     assert not (fill.folder / FOLDER).exists()
     fill(change("truncate", "") | {"key": None}, change("insert", "4", "e"))
     assert table(Log(tmp_path).table(spark, "shop", STREAM)) == {"4": "e"}
+    by_sql.assert_not_called()
+    fill(change("insert", "5", "f"), partition=1)
+    assert table(Log(tmp_path).table(spark, "shop", STREAM)) == {"4": "e", "5": "f"}
+    by_sql.assert_called_once()
     monkeypatch.setattr(kept_table, "SMALL_LOG_BYTES", 0)
     assert table(Log(tmp_path).table(spark, "shop", "public.none")) == {}
     assert by_sql.call_count == 2
+
+
+def test_a_row_group_that_is_large_in_memory_is_read_by_a_task(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GIVEN few new events in a row group that is too large for this process WHEN the table is brought up THEN a task
+    of Spark's reads it."""
+    by_tasks = Mock(side_effect=KeptTable._by_tasks)
+    monkeypatch.setattr(KeptTable, "_by_tasks", lambda *given: by_tasks(*given))  # noqa: PLW0108 - a mock is no method
+    payload = json.dumps({"t": "template " * 2_000})
+    fill = Filler(tmp_path)
+    fill(*(change("insert", str(n), payload) for n in range(5)))
+    assert len(kept(spark, fill.folder)) == 5
+    by_tasks.assert_not_called()
+    monkeypatch.setattr(kept_table, "HERE_GROUP_BYTES_MAX", 4 * len(payload))
+    fill(*(change("update", str(n), payload) for n in range(5)))
+    assert kept(spark, fill.folder) == from_scratch(spark, fill.folder)
+    by_tasks.assert_called_once()
 
 
 def test_workers_that_do_not_have_this_program_are_not_needed(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from evermark import Log
-from evermark.delivery.base import Cursor, SourcePartition, SubscriptionSpec
+from evermark.delivery.model import Cursor, SourcePartition, SubscriptionSpec
 from evermark.delivery.replay.plan import ReplayWork
 from evermark.delivery.replay.timeslice import Mark, TimeSlice
 from evermark.delivery.work import Span

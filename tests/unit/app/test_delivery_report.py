@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from evermark.app.delivering import _ALL_SHOWN_EVERY, DeliveryReport
-from evermark.delivery.base import Fate, Outcome, SourcePartition, SubscriptionState
+from evermark.delivery.model import Fate, Outcome, SourcePartition, SubscriptionState
 from evermark.delivery.status import Account
 from evermark.observe.metrics import Labelled, Metrics
 

@@ -17,6 +17,7 @@ from evermark.event import taken_batch
 from evermark.ingest.repair.base import TRIES_MAX, TRIES_WITHIN, Choice, Recovery, Step
 from evermark.log.append import DeltaLog
 from evermark.log.base import Append
+from evermark.log.head import Head
 from evermark.log.write import BatchWriter
 from evermark.observe.finding import Grade
 
@@ -82,7 +83,8 @@ class Quiet:
     def partitions(self) -> list[int]:
         return [0]
 
-    def check(self, *given: object) -> None: ...
+    def check(self, resume: Mapping[int, str], newest: object = None) -> None:
+        self.checked = dict(resume)
 
     def repair(self, partition: int) -> None: ...
 
@@ -90,23 +92,51 @@ class Quiet:
         return ()
 
 
+def log_of(folder: Path, batches: int) -> None:
+    for batch in range(1, batches + 1):
+        log = DeltaLog(folder)
+        written = BatchWriter(folder, "shop", 0, batch).write_all([taken_batch(EVENT, 1)])
+        assert written is not None
+        log.commit(Append(0, batch, 1, f"{batch}", f"{batch + 1}", [written]))
+
+
 @pytest.mark.parametrize(("taken", "logged", "is_whole"), [(2, 2, True), (1, 2, True), (3, 2, False), (1, 0, False)])
 def test_a_log_that_lacks_what_was_taken_is_trouble(tmp_path: Path, taken: int, logged: int, is_whole: bool) -> None:
     """GIVEN a log that ends before, at or behind the checkpoint's batch, or none WHEN looked at THEN what an owner
     would refuse is trouble that needs a person, and nothing else is."""
-    if logged:
-        log = DeltaLog(tmp_path / "shop")
-        for batch in range(1, logged + 1):
-            written = BatchWriter(tmp_path / "shop", "shop", 0, batch).write_all([taken_batch(EVENT, 1)])
-            assert written is not None
-            log.commit(Append(0, batch, 1, f"{batch}", f"{batch + 1}", [written]))
+    log_of(tmp_path / "shop", logged)
     quiet: Any = Quiet()
     checkpoints = {0: Checkpoint("p", taken, 1)}
-    (found,) = statuses(quiet, "shop", lambda: checkpoints, quiet, tmp_path / "shop")
+    (found,) = statuses(quiet, "shop", lambda: checkpoints, dict, quiet, tmp_path / "shop")
     assert (found.trouble is None) is is_whole
     assert found.needs_person(NOW) is not is_whole
     if found.trouble is not None:
-        assert f"ends at batch {logged}, but batch {taken} was taken" in found.trouble.message
+        said = f"ends at batch {logged}, but batch {taken} was taken" if logged else f"is gone: batch {taken} was in it"
+        assert said in found.trouble.message
+
+
+@pytest.mark.parametrize(
+    ("head", "position", "said"),
+    [
+        (Head(2, 1, "e", 3), "e", "from where the log ends, batch 2"),
+        (Head(2, 1, "e", 3, passed="f", passed_batch=2), "f", "from where the log ends, batch 2"),
+        (Head(0, 1, "b", -1), "b", "from where it began"),
+        (Head(3, 1, "e", 4), "e", "ends at batch 2, but batch 3 was taken"),
+    ],
+)
+def test_a_lost_checkpoint_is_told_from_one_that_never_was(
+    tmp_path: Path, head: Head, position: str, said: str
+) -> None:
+    """GIVEN a partition that was begun, and a store of checkpoints that lost its own WHEN looked at THEN it is checked
+    at the place where an owner reads on, and that place is said; what an owner would refuse is."""
+    log_of(tmp_path / "shop", 2)
+    quiet: Any = Quiet()
+    (found,) = statuses(quiet, "shop", dict, lambda: {0: head}, quiet, tmp_path / "shop")
+    assert quiet.checked == {0: position} and found.position == position
+    (finding,) = judged(found, None)
+    assert said in finding.found and "yet" not in finding.found
+    (never,) = statuses(quiet, "shop", dict, dict, quiet, tmp_path / "shop")
+    assert quiet.checked == {} and "no checkpoint yet" in judged(never, None)[0].found
 
 
 class Slot:

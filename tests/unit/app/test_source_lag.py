@@ -23,7 +23,7 @@ from evermark.app.source_lag import (
 )
 from evermark.checkpoints.base import Checkpoint
 from evermark.checkpoints.stores import MemoryCheckpoints
-from evermark.delivery.base import Cursor, SourcePartition
+from evermark.delivery.model import Cursor, SourcePartition
 from evermark.errors import EvermarkError, UnreachableError
 from evermark.log.head import NO_VERSION, Head, MemoryHeads
 from evermark.observe.health import HealthBoard, PartitionHealth

@@ -17,20 +17,21 @@ from prometheus_client import Counter, Gauge, Histogram, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 import evermark
-from evermark.app.ingesting import LaneWorks, SourceRunner
+from evermark.app.ingesting import LaneTools, SourceRunner
 from evermark.breaker import Breaker, BreakerLimits, BreakerState
 from evermark.cluster.fence import source_lease
 from evermark.cluster.holding import LIMITS
 from evermark.errors import FormatError, GapError, UnreachableError
 from evermark.event import Seen
+from evermark.ingest.batch_taker import WrittenBatch
 from evermark.ingest.checkpoint_saver import SavePolicy
 from evermark.ingest.dedup import RecentLimits
 from evermark.ingest.gaps import GapLimits
 from evermark.ingest.limits import ReadingLimits
 from evermark.ingest.reading import ReadPlan, SourceReading
 from evermark.ingest.repair.base import Choice, Recovery, Step
-from evermark.ingest.take import Taken
 from evermark.log.base import LogFile
+from evermark.log.head import MemoryHeads
 from evermark.log.maintenance import MaintenanceReport
 from evermark.observe.health import HealthBoard, PartitionHealth, SourceAnswer
 from evermark.observe.metrics import Metrics
@@ -51,17 +52,17 @@ class Scene:
         limits = limits or ReadingLimits()
         source: Any = SimpleNamespace(partitions=lambda: [0], divisible=lambda: False)
         stores: Any = SimpleNamespace(
-            sources={"shop": source}, reading=limits, log_folder=lambda _: folder, copies=None,
+            sources={"shop": source}, reading=limits, log_folder=lambda _: folder, copies=None, retention=None,
             recoveries=SimpleNamespace(set_large=self.set_large),
-            leases=None, holder=None, heads=None, checkpoints=None, replays=None, store_breaker=Breaker(limits.breaker),
-            lease_limits=LIMITS,
+            leases=None, holder=None, heads=MemoryHeads(), checkpoints=None, replays=None,
+            store_breaker=Breaker(limits.breaker), lease_limits=LIMITS,
         )  # fmt: skip
         self.stores = stores
         tasks: Any = SimpleNamespace(write_chunks=None, write_pieces=lambda *_: [])
         delivery: Any = SimpleNamespace(on_span=lambda _: None)
-        self.works = LaneWorks(stores, tasks, "shop", self.metrics, Limit(), Threads())
-        self.runner = SourceRunner(stores, self.works, "shop", self.board, self.metrics, delivery, Threads())
-        self.works.newest = lambda partitions: {0: Seen("e", NOW - timedelta(days=1), NOW)}  # type: ignore[method-assign]
+        self.tools = LaneTools(stores, tasks, "shop", self.metrics, Limit(), Threads())
+        self.runner = SourceRunner(stores, self.tools, "shop", self.board, self.metrics, delivery, Threads())
+        self.tools.newest = lambda partitions: {0: Seen("e", NOW - timedelta(days=1), NOW)}  # type: ignore[method-assign]
 
     def set_large(self, recovery: Recovery) -> bool:
         news, self.large = recovery.id not in self.large, self.large | {recovery.id}
@@ -80,8 +81,8 @@ def recovery() -> Recovery:
     return Recovery(1, "shop", 0, Choice.REPAIR, False, "lost", "5", Step.OPENED, None, 0, 0, "", NOW, NOW)
 
 
-def batch(rows: int = 3, duplicates: int = 0) -> Taken:
-    return Taken(0, 1, 1, "0", "1", (LogFile("f", rows, 1),) if rows else (), duplicates)
+def batch(rows: int = 3, duplicates: int = 0) -> WrittenBatch:
+    return WrittenBatch(0, 1, 1, "0", "1", (LogFile("f", rows, 1),) if rows else (), duplicates)
 
 
 AWAY = UnreachableError("etcd does not answer")
@@ -121,10 +122,10 @@ def test_s11_each_metric_moves_when_its_event_happens(asked: str, tmp_path: Path
 def test_s11_the_size_of_the_cache_is_shown_after_each_batch(tmp_path: Path) -> None:
     """GIVEN a cache with two ids WHEN a batch is taken THEN its size is shown."""
     scene = Scene(tmp_path)
-    assert scene.works._recent is not None
-    scene.works._recent.read(0, pa.array(["a", "b"]))
-    scene.works._recent.logged(0)
-    scene.works._with_cache_shown(lambda _: None)(batch())
+    assert scene.tools._recent is not None
+    scene.tools._recent.read(0, pa.array(["a", "b"]))
+    scene.tools._recent.logged(0)
+    scene.tools._with_cache_shown(lambda _: None)(batch())
     assert scene.value("dedup_cache_size") == 2
 
 
@@ -168,15 +169,15 @@ def test_s12_what_the_file_says_reaches_those_who_act_on_it(tmp_path: Path, monk
     )
     scene = Scene(tmp_path, limits)
     assert scene.runner._owner.limits.breaker == limits.breaker
-    _, taker = scene.works.open_log(1)
+    _, taker = scene.tools.open_log(1)
     assert (taker.policy, taker.breaker, taker.saving) == (limits.saving, scene.stores.store_breaker, scene.runner)
 
     made: list[SourceReading] = []
     monkeypatch.setattr(SourceReading, "steps", lambda reading, *_: made.append(reading) or iter(()))
-    assert list(scene.works.read(ReadPlan({}, {}, {}), taker, lambda _: None, [], [])) == []
+    assert list(scene.tools.read(ReadPlan({}, {}, {}), taker, lambda _: None, [], [])) == []
     assert made[0].gaps == limits.gaps
     assert made[0].recent is not None and made[0].recent._limits == limits.recent
-    assert Scene(tmp_path, replace(limits, recent=None)).works._recent is None
+    assert Scene(tmp_path, replace(limits, recent=None)).tools._recent is None
 
 
 def test_a_store_that_is_away_is_said_once_and_so_is_its_end(tmp_path: Path) -> None:
@@ -204,7 +205,7 @@ def test_a_large_gap_asks_followers_to_take_their_state_anew(tmp_path: Path) -> 
     assert scene.board.partitions()["shop/0"].resync_at is not None
     assert scene.value("resyncs_total", **PART) == 1
     scene = Scene(tmp_path)
-    scene.works.newest = lambda partitions: {0: Seen("e", NOW, NOW)}  # type: ignore[method-assign]
+    scene.tools.newest = lambda partitions: {0: Seen("e", NOW, NOW)}  # type: ignore[method-assign]
     scene.runner.opened(recovery(), GapError("lost"))
     assert scene.value("resyncs_total", **PART) == 0
     assert "shop/0" not in scene.board.partitions()
@@ -310,3 +311,14 @@ def test_files_of_the_log_that_are_missing_degrade_health_until_they_are_back(tm
     scene.runner._maintained(care)
     assert scene.board.log_troubles() == []
     assert "evermark_log_unwell{" not in scene.shown()
+
+
+def test_maintenance_waits_for_each_owner_to_have_looked_at_the_log(tmp_path: Path) -> None:
+    """GIVEN a source that was owned here before WHEN it is owned again THEN its log is not maintained before this owner
+    has set aside the commits that never reached the disk whole."""
+    scene = Scene(tmp_path)
+    scene.runner._owner.owned_partitions = lambda: [0]  # type: ignore[method-assign]
+    scene.tools.prepared.set()
+    scene.runner.owned()
+    assert not scene.tools.prepared.is_set()
+    scene.runner.released()

@@ -16,7 +16,7 @@ from evermark.app.source_monitor import (
     WarningThrottle,
 )
 from evermark.errors import UnreachableError
-from evermark.observe.health import FailingCopy, HealthBoard, PartitionHealth, overall
+from evermark.observe.health import TROUBLE_TOLD_S, FailingCopy, HealthBoard, PartitionHealth, overall
 from evermark.observe.metrics import Metrics
 from evermark.sources.base import Condition, Source, StaleStream, StaleStreams, Warned
 from evermark.testing.until import until
@@ -157,6 +157,22 @@ def test_copies_that_a_source_makes_by_itself_are_named_while_they_fail() -> Non
     assert [each.source for each in board.failing_copies()] == ["other"]
 
 
+def test_a_copy_that_failed_in_a_lane_that_died_is_not_said_for_ever() -> None:
+    """GIVEN a source whose copy fails WHEN its lane dies, and another instance reads it THEN health says so as long as
+    it is told, and not much longer."""
+    now = [1000.0]
+    board = HealthBoard(lambda: now[0])
+    watching = SourceMonitor(
+        Told(*[Condition(failing_copies={"orders": (3, "no snapshot")})] * 20), "shop", board, Metrics()
+    )
+    for _ in range(20):
+        watching._look()
+        assert len(board.failing_copies()) == 1
+        now[0] += watching.every_s
+    now[0] += TROUBLE_TOLD_S
+    assert board.failing_copies() == []
+
+
 def test_stopping_clears_the_gauges_and_does_not_wait_for_a_silent_server() -> None:
     """GIVEN a source that answers, and one that hangs WHEN stopped THEN gauges are gone, and nobody waits."""
     metrics = Metrics()
@@ -177,3 +193,29 @@ def test_stopping_clears_the_gauges_and_does_not_wait_for_a_silent_server() -> N
     hanging.start()
     hanging.stop()
     release.set()
+
+
+def test_an_answer_that_comes_after_the_end_is_not_shown() -> None:
+    """GIVEN a source that is asked WHEN it is let go of, taken again, and answers the first question then THEN what was
+    said since stays: health would be well, and is not."""
+    stale = Condition({"streams": 1.0}, stale={0: StaleStreams(1, [StaleStream("room", "forked")])})
+    asked, answers = threading.Event(), threading.Event()
+
+    class Late(Told):
+        def condition(self) -> Condition:
+            asked.set()
+            answers.wait(10)
+            return Condition()
+
+    board, metrics = HealthBoard(), Metrics()
+    board.put("shop", 0, PartitionHealth.HEALTHY)
+    first, second = SourceMonitor(Late(), "shop", board, metrics), SourceMonitor(Told(stale), "shop", board, metrics)
+    looking = threading.Thread(target=first._look)
+    looking.start()
+    assert asked.wait(10)
+    first.stop()
+    second._look()
+    answers.set()
+    looking.join()
+    assert value(metrics, "streams") == 1.0
+    assert board.partitions()["shop/0"].stale_first == {"room": "forked"}

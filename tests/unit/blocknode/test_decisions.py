@@ -9,7 +9,7 @@ from importlib.resources import files
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from evermark.blocknode.bodies import CreateAsked, EventAsked, event_of
@@ -212,7 +212,6 @@ steps = st.tuples(
 )
 
 
-@settings(max_examples=150)
 @given(st.lists(steps, min_size=10, max_size=40))
 def test_any_history_keeps_every_accepted_event_once_in_a_sound_chain(history: list[tuple[str, str, str, str]]) -> None:
     """GIVEN any history of adds, repeats, waits, deletions, restarts and failed transactions THEN nothing is lost."""

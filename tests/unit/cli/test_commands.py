@@ -17,7 +17,7 @@ from typer.testing import CliRunner, Result
 from evermark.cli import console, deployment
 from evermark.cli.main import COMMANDS, app, loaded
 from evermark.config.subscriptions import DELIVERED_OPS
-from evermark.delivery.base import BotMode
+from evermark.delivery.model import BotMode
 from evermark.errors import ConfigError, EvermarkError, NotFoundError
 
 PYTHON_TYPES = re.compile(r"<(str|int|float|bool|path)\b|list\[|\brange>|None\b")
@@ -120,6 +120,24 @@ except SystemExit as end:
 heavy = {"pyspark", "deltalake", "psycopg", "pyarrow", "aiohttp", "pydantic", "structlog", "numpy"} & set(sys.modules)
 assert not heavy, heavy
 assert time.process_time() < 2.0, time.process_time()
+"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert ran.returncode == 0, ran.stderr
+
+
+def test_help_of_a_command_loads_what_it_shows() -> None:
+    """GIVEN a fresh process WHEN it has all commands ready to show their help THEN no driver, server or Spark is loaded
+    for that, and Arrow only for the commands whose options are keys of the file.
+    """
+    code = """
+import sys
+from evermark.cli.main import COMMANDS, loaded
+never = {"pyspark", "deltalake", "psycopg", "pymongo", "aiohttp", "starlette", "structlog", "sqlglot"}
+keys_as_options = {"subscription", "bot"}
+for name in sorted(COMMANDS, key=lambda name: name in keys_as_options):
+    loaded(name)
+    heavy = (never if name in keys_as_options else never | {"pyarrow", "numpy"}) & set(sys.modules)
+    assert not heavy, (name, heavy)
 """
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert ran.returncode == 0, ran.stderr

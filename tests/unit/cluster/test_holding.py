@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
 
@@ -285,13 +286,35 @@ def test_a_change_that_was_made_is_not_called_failed_when_its_lease_cannot_be_re
     assert as_holder(Unreleased(), "deliver", holder, lambda: None, lambda epoch: f"changed under {epoch}")
 
 
+SHORT = LeaseLimits(ttl_s=0.8, standby_poll_s=0.01, hangs_after_s=0.5)
+
+
+class Clock(Threads):
+    """Threads whose time passes where the test says so."""
+
+    at = 0.0
+
+    def monotonic(self) -> float:
+        return self.at
+
+
+def _no(_: object) -> bool:
+    return False
+
+
 class Hanging:
     """A holder of a lease whose loop is called hanging after half a second."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        limits: LeaseLimits = SHORT,
+        runtime: Threads | None = None,
+        leases: MemoryLeases | None = None,
+    ) -> None:
         self.scene = Scene()
+        self.scene.runtime = runtime or self.scene.runtime
+        self.scene.leases = leases or self.scene.leases
         self.said: list[str] = []
-        limits = LeaseLimits(ttl_s=0.8, standby_poll_s=0.01, hangs_after_s=0.5)
         self.candidate = replace(self.scene.candidate(1, FIRST, limits=limits), on_hanging=self.said.append)
         found = self.candidate.acquire(FIRST, self.scene.runtime.wake(), lambda: None)
         assert found is not None
@@ -299,6 +322,23 @@ class Hanging:
 
     def other(self) -> Lease | None:
         return self.scene.leases.acquire(FIRST, Holder("other", "host", "boot", 2, "1"), 60.0)
+
+
+def on_a_clock() -> tuple[Hanging, Clock]:
+    """Renewed by the test alone, at times of its own: the threads that would do it wait for minutes."""
+    clock = Clock()
+    leases = MemoryLeases(clock=lambda: datetime(2026, 11, 1, tzinfo=UTC) + timedelta(seconds=clock.at), is_gone=_no)
+    return Hanging(LeaseLimits(ttl_s=800.0, hangs_after_s=500.0), clock, leases), clock
+
+
+def renewed(hanging: Hanging, clock: Clock, for_s: float, step: Callable[[], None] = lambda: None) -> bool:
+    """Whether the lease is still held after so long, with a step of its loop between renewals."""
+    held, over = hanging.held, clock.at + for_s
+    while clock.at < over and not held.lost.is_set():
+        step()
+        clock.at += held.limits.renew_every_s
+        held.renew_if_due(clock.at)
+    return not held.lost.is_set()
 
 
 def test_a_lease_whose_loop_hangs_is_let_go_of_at_once_and_its_lane_is_told() -> None:
@@ -329,27 +369,21 @@ def test_a_process_that_stood_still_is_not_called_hanging() -> None:
 def test_a_lease_is_kept_while_all_its_loops_go_on_rest_or_may_take_long() -> None:
     """GIVEN loops of one lease WHEN one goes on, one rests and one is in a long call THEN it is renewed; WHEN the one
     beside them hangs THEN it is let go of, though the first goes on."""
-    hanging = Hanging()
-    held, runtime = hanging.held, hanging.scene.runtime
+    hanging, clock = on_a_clock()
+    held, limits = hanging.held, hanging.held.limits
     beside, long = held.progress_beside(), held.progress_beside()
     long.alive(for_s=3600.0)
-
-    def goes_on(until_lost_s: float) -> bool:
-        over = runtime.monotonic() + until_lost_s
-        while runtime.monotonic() < over and not runtime.wait(0.02, held.lost):
-            held.progress.alive()
-        return not held.lost.is_set()
-
-    assert goes_on(2.0) and hanging.other() is None
+    assert renewed(hanging, clock, 2 * limits.ttl_s, held.progress.alive) and hanging.other() is None
     beside.alive()
-    assert not goes_on(30.0)
-    until(lambda: hanging.said, "its lane is told")
+    assert renewed(hanging, clock, limits.hangs_after_s - limits.renew_every_s, held.progress.alive)
+    assert not renewed(hanging, clock, 2 * limits.renew_every_s, held.progress.alive)
+    assert hanging.said and hanging.other() is not None
 
 
 def test_a_lease_without_a_loop_is_renewed_as_ever() -> None:
     """GIVEN a person's command, which has a lease and no loop WHEN time passes THEN it keeps the lease."""
-    hanging = Hanging()
-    assert not hanging.scene.runtime.wait(1.5, hanging.held.lost)
+    hanging, clock = on_a_clock()
+    assert renewed(hanging, clock, 2 * hanging.held.limits.ttl_s)
     assert hanging.other() is None
     hanging.held.close()
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from evermark.delivery.base import BotMode, BotSpec
+from evermark.delivery.model import BotMode, BotSpec
 from evermark.secrets import KeyRef, SecretBox
 from tests.unit.config.config_file import MINIMAL, WHSEC, read, refused
 

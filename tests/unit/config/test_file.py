@@ -173,7 +173,7 @@ def test_paths_are_relative_to_the_file_not_to_the_caller(folder: Path) -> None:
 @example(value="a: b # c")
 @example(value="$${x}")
 @example(value=" yes ")
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_text_comes_through_a_variable_unchanged(folder: Path, value: str) -> None:
     """A variable's value is text: not read as YAML, not expanded again, not trimmed."""
     text = MINIMAL + 'sources:\n  own:\n    type: a.b:C\n    options: {whole: "${V}", inside: "<${V}|${V}>"}\n'

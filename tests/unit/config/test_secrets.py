@@ -46,7 +46,7 @@ def test_a_key_that_is_too_short_is_found_at_loading(folder: Path) -> None:
 
 
 @given(password=st.text(string.ascii_letters + string.digits, min_size=8, max_size=40))
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_pickled_settings_never_contain_the_password(folder: Path, box: SecretBox, password: str) -> None:
     """GIVEN a source WHEN sealed THEN its pickle opens elsewhere and holds no password; unsealed it does not pickle."""
     password = "Zq9" + password  # so that it is no word of the settings themselves

@@ -7,7 +7,7 @@ import string
 from pathlib import Path
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from evermark.config import load
@@ -53,7 +53,6 @@ def slips(draw: st.DrawFn) -> tuple[type[Model], str, str]:
 
 
 @given(slip=slips())
-@settings(max_examples=500, deadline=None)
 def test_any_slip_in_a_key_suggests_the_key_that_was_meant(slip: tuple[type[Model], str, str]) -> None:
     """GIVEN one slip of the finger in a known key THEN that key is suggested, or one as near."""
     model, key, typed = slip
@@ -143,7 +142,6 @@ def test_a_missing_huge_or_binary_file_is_a_clear_error(folder: Path) -> None:
 
 
 @given(text=st.text(st.sampled_from("ab:-[]{}#&*!|>'\"%@` \n\t0$"), max_size=40))
-@settings(max_examples=300, deadline=None)
 def test_no_text_makes_anything_but_a_config_or_a_config_error(folder: Path, text: str) -> None:
     """Random YAML-like text never escapes as another exception."""
     try:

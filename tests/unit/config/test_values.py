@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
@@ -126,6 +126,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (subscription(headers="{webhook-id: a}"), "billing.headers.webhook-id: this header is set by evermark"),
         (subscription(headers="{Content-Length: '1'}"), "headers.Content-Length: this header is set by evermark"),
         (subscription(headers='{X-A: "a\\r\\nX-B: b"}'), "billing.headers.X-A: a header's value must be one line"),
+        (subscription(headers='{X-A: "Müller"}'), "billing.headers.X-A: a header's value must be one line"),
         (subscription(headers='{"X A": b}'), "a header's name has characters"),
         (subscription(headers="{X-A: a, x-a: b}"), "billing.headers.x-a: this header stands here twice"),
         (subscription(secret="whsec_short"), "billing.secret: expected whsec_"),
@@ -239,7 +240,6 @@ def test_a_refused_address_prints_the_line_to_add(folder: Path, url: str, networ
 
 
 @given(host=st.integers(0, 2**32 - 1))
-@settings(max_examples=50)
 def test_no_wrapped_private_address_counts_as_public(host: int) -> None:
     """IPv4 inside IPv6 is judged as the IPv4 it is; translated prefixes are never public."""
     import ipaddress

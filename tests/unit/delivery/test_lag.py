@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evermark.delivery.base import Cursor, SourcePartition
+from evermark.delivery.model import Cursor, SourcePartition
 from evermark.delivery.status import Lag, lag_of
 from evermark.log.read import FileRange
 

@@ -15,8 +15,8 @@ from evermark.app.delivering import DeliveryReport
 from evermark.cluster.base import Holder
 from evermark.cluster.fence import DELIVER_LEASE
 from evermark.cluster.memory import MemoryLeases
-from evermark.delivery.base import Cursor, Fate, MadeBy, Outcome, SourcePartition, SubscriptionState
 from evermark.delivery.decide.backlog import expired_to
+from evermark.delivery.model import Cursor, Fate, MadeBy, Outcome, SourcePartition, SubscriptionState
 from evermark.delivery.replay.memory import MemoryReplays
 from evermark.delivery.replay.plan import AskedBy, Control, Replayed, ReplayState, Request, TargetState
 from evermark.delivery.replay.replayer import START_WAIT_MAX, Replayer
@@ -195,7 +195,7 @@ def test_d6_no_batch_with_a_young_event_is_ever_passed(files: list[tuple[int, in
 
 
 def replayed(world: World) -> str:
-    made = world.replays.ask(Request(AskedBy.CLI, "shop", T0, T0 + 3 * DAY, subscription="a"), world.epoch)
+    made = world.replays.request(Request(AskedBy.CLI, "shop", T0, T0 + 3 * DAY, subscription="a"), world.epoch)
     world.replayer.look()
     return made
 
@@ -228,8 +228,27 @@ def test_d6_a_replay_that_gets_nowhere_is_given_up_after_the_ttl_and_holds_nothi
     found = world.replays.one(made)
     assert (found.state, found.targets[0].state) == (ReplayState.DONE, TargetState.CANCELLED)
     assert found.targets[0].reason.startswith("expired: nothing of it could be delivered since 2026-11-1")
+    said_last = {"paused": "its ttl", "failing": "its ttl: 503"}
+    assert found.targets[0].reason.endswith(said_last[trouble])
     assert ended == [("a", found.targets[0].reason)]
     assert world.replays.open_sources() == set()
+
+
+def test_d6_time_in_which_nobody_delivered_gives_up_no_replay_untried() -> None:
+    """GIVEN a replay to one that failed once WHEN no instance runs for longer than the ttl THEN the next owner tries it
+    before it is given up: the receiver is well by now, and has it all."""
+    world = World()
+    world.days(3)
+    world.replay_fate = Fate.ENDPOINT_FAILED
+    made = replayed(world)
+    look(world, 1)
+    assert world.replays.one(made).targets[0].stuck_since is not None
+    world.now += 30 * DAY
+    world.replay_fate = Fate.DONE
+    world.replayer = Replayer(world.replays, world.store, world, world, world.epoch, lambda: world.now, ["shop"])
+    look(world, 3)
+    found = world.replays.one(made)
+    assert (found.state, found.targets[0].state) == (ReplayState.DONE, TargetState.DONE)
 
 
 def test_d6_a_replay_that_moves_now_and_then_or_waits_for_its_turn_is_not_given_up() -> None:
@@ -255,7 +274,7 @@ def test_d6_with_ttl_0_a_replay_is_waited_for() -> None:
     world = World()
     world.days(3)
     world.store.suspend("c", "", world.epoch)
-    made = world.replays.ask(Request(AskedBy.CLI, "shop", T0, T0 + 3 * DAY, subscription="c"), world.epoch)
+    made = world.replays.request(Request(AskedBy.CLI, "shop", T0, T0 + 3 * DAY, subscription="c"), world.epoch)
     look(world, 60)
     assert world.replays.one(made).state is ReplayState.RUNNING
 

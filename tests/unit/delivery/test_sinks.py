@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 
 from evermark.delivery import sinks
-from evermark.delivery.base import Fate, Outcome
 from evermark.delivery.decide.answers import Verdict
+from evermark.delivery.model import Fate, Outcome
 from evermark.delivery.sinks import Sinks
 from evermark.delivery.webhook.base import Answer, Job, Prefix, Try
 from evermark.delivery.work import Result

@@ -13,8 +13,8 @@ from evermark.app.delivering import DeliveryReport
 from evermark.cluster.base import Holder
 from evermark.cluster.fence import DELIVER_LEASE
 from evermark.cluster.memory import MemoryLeases
-from evermark.delivery.base import Cursor, Fate, Group, GroupWork, MadeBy, Outcome, Parked, SourcePartition
 from evermark.delivery.decide.answers import Verdict
+from evermark.delivery.model import Cursor, Fate, Group, GroupWork, MadeBy, Outcome, Parked, SourcePartition
 from evermark.delivery.status import Account, account, accounts, durable_heads, least_cursors
 from evermark.delivery.store.memory import MemoryDelivery
 from evermark.delivery.webhook.base import Answer

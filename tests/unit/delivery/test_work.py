@@ -7,7 +7,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evermark.delivery.base import Cursor, Fate, Outcome
+from evermark.delivery.model import Cursor, Fate, Outcome
 from evermark.delivery.run.live import group_outcome, stages
 from evermark.delivery.work import Assignment, Result, Span, fold
 from evermark.testing.contracts.scene import P0, event, spec

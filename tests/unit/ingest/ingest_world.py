@@ -15,8 +15,8 @@ from evermark.cluster.base import Holder
 from evermark.cluster.fence import source_lease
 from evermark.cluster.memory import MemoryLeases
 from evermark.errors import GapError
+from evermark.ingest.batch_taker import BatchTaker, WrittenBatch
 from evermark.ingest.dedup import looked_up_from
-from evermark.ingest.take import Taken, Taker
 from evermark.log.base import LogFile, Tail
 from evermark.log.head import MemoryHeads
 from evermark.log.memory import MemoryLog
@@ -104,7 +104,7 @@ class World:
     power_cut: bool = False
     forgets_ends: bool = False
     repeats: bool = False
-    taker: type[Taker] = Taker
+    taker: type[BatchTaker] = BatchTaker
     count: int = 7
     crash_again: int | None = None  # so many effects into the first restart
     effects: int = 0
@@ -151,12 +151,12 @@ class World:
         at, batch = resumed.position or "", resumed.batch
         while at != position(self.count):
             end = self.source.latest({0: at}, Limit(rows_max=2))[0]
-            taken = self._read(at, end, batch + 1, lease.epoch, resumed.repeats_to)
-            taker.take(taken)
+            written = self._read(at, end, batch + 1, lease.epoch, resumed.repeats_to)
+            taker.take(written)
             taker.confirm(0, end)
-            at, batch = end, batch + bool(taken.files)
+            at, batch = end, batch + bool(written.files)
 
-    def _read(self, start: str, end: str, batch: int, epoch: int, repeats_to: str | None) -> Taken:
+    def _read(self, start: str, end: str, batch: int, epoch: int, repeats_to: str | None) -> WrittenBatch:
         exclude = looked_up_from(start, self.source.may_repeat_from(0, start), repeats_to)
         seen = {
             name
@@ -168,7 +168,7 @@ class World:
         rows = [(name, at) for name, at in self.source.rows(start, end) if name not in seen]
         file = LogFile(f"file-{len(self.files)}", len(rows), 1)
         self.files[file.path] = rows
-        return Taken(0, batch, epoch, start, end, (file,) if rows else ())
+        return WrittenBatch(0, batch, epoch, start, end, (file,) if rows else ())
 
 
 class _Forgetful:

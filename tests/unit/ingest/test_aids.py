@@ -13,11 +13,11 @@ import pytest
 from evermark.checkpoints.stores import MemoryCheckpoints
 from evermark.errors import EvermarkError, GapError, UnreachableError
 from evermark.event import Seen, taken_batch
+from evermark.ingest.batch_taker import BatchTaker, WrittenBatch
 from evermark.ingest.dedup import RecentIds, RecentLimits
 from evermark.ingest.gaps import GapLimits
 from evermark.ingest.pieces import ReadFrom
 from evermark.ingest.reading import ReadPlan, SourceReading
-from evermark.ingest.take import Taken, Taker
 from evermark.log.head import MemoryHeads
 from evermark.log.memory import MemoryLog
 from evermark.runtime import Threads
@@ -96,8 +96,8 @@ class Scene:
         self.jumps: list[float] = []
         self.gaps = GapLimits(**gaps)  # type: ignore[arg-type]
         self.recent = recent
-        self.taker = Taker("s", 1, source, self.log, self, MemoryHeads(), MemoryCheckpoints())
-        self.batches: list[Taken] = []
+        self.taker = BatchTaker("s", 1, source, self.log, self, MemoryHeads(), MemoryCheckpoints())
+        self.batches: list[WrittenBatch] = []
 
     def position_max(self, partition: int) -> str | None:
         return None
@@ -109,7 +109,7 @@ class Scene:
             gaps=self.gaps, on_jump=lambda _, jump_s: self.jumps.append(jump_s),
         )  # fmt: skip
 
-        def taken(batch: Taken) -> None:
+        def taken(batch: WrittenBatch) -> None:
             self.batches.append(batch)
             if batch.end == position(len(self.source.events)):
                 done.set()

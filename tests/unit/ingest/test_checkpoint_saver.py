@@ -11,8 +11,8 @@ import pytest
 from evermark.breaker import Breaker, BreakerLimits, BreakerState
 from evermark.checkpoints.base import Checkpoint
 from evermark.errors import ConflictError, EvermarkError, GapError, StaleError, UnreachableError
-from evermark.ingest.checkpoint_saver import MOVED_S, SavePolicy, SavingNews
-from evermark.ingest.take import Taken, Taker, take_each
+from evermark.ingest.batch_taker import BatchTaker, WrittenBatch, take_each
+from evermark.ingest.checkpoint_saver import MOVED_S, SavePolicy, SavingObserver
 from evermark.log.base import LogFile
 from evermark.log.head import Head, MemoryHeads
 from tests.unit.ingest.ingest_world import World, position
@@ -20,7 +20,7 @@ from tests.unit.ingest.ingest_world import World, position
 FIVE_OR_THOUSAND = SavePolicy(5.0, 1000)
 
 
-class News(SavingNews):
+class Observer(SavingObserver):
     def __init__(self) -> None:
         self.saves = 0
         self.states: list[BreakerState] = []
@@ -70,13 +70,13 @@ class Scene:
 
     def __init__(self, policy: SavePolicy, breaker: BreakerLimits | None = None) -> None:
         self.world = World(count=10_000_000)
-        self.store, self.news, self.now = Outside(self.world), News(), 0.0
+        self.store, self.observer, self.now = Outside(self.world), Observer(), 0.0
         self.at, self.batch = 0, 0
         self.breaker = Breaker(breaker or BreakerLimits())
         self.policy = policy
         self.taker = self.owner()
 
-    def owner(self) -> Taker:
+    def owner(self) -> BatchTaker:
         from evermark.cluster.base import Holder
         from evermark.cluster.fence import source_lease
 
@@ -84,8 +84,8 @@ class Scene:
         lease = self.world.leases.acquire(source_lease("shop"), holder, 10)
         assert lease is not None
         stores: Any = (self.world.source, self.world.log, self.world, self.world.heads, self.store)
-        return Taker(
-            "shop", lease.epoch, *stores, policy=self.policy, breaker=self.breaker, saving=self.news,
+        return BatchTaker(
+            "shop", lease.epoch, *stores, policy=self.policy, breaker=self.breaker, saving=self.observer,
             clock=lambda: self.now,
         )  # fmt: skip
 
@@ -95,9 +95,11 @@ class Scene:
         name = f"file-{self.batch}-{self.at}"
         self.world.files[name] = [(f"event-{n}", position(n)) for n in range(start, self.at)]
         files = (LogFile(name, rows, 1),) if rows else ()
-        taken = Taken(0, self.batch + 1, self.taker.epoch, position(start), position(self.at), files, controls=0)
+        written = WrittenBatch(
+            0, self.batch + 1, self.taker.epoch, position(start), position(self.at), files, controls=0
+        )
         self.batch += bool(rows)
-        failed = take_each(self.taker, [taken], lambda _: None)
+        failed = take_each(self.taker, [written], lambda _: None)
         self.taker.save_due([0])
         return failed
 
@@ -177,18 +179,18 @@ def test_s1_while_the_store_is_away_batches_are_taken_and_the_breaker_opens() ->
     for _ in range(20):
         assert not scene.take(1)
     assert (len(scene.world.log.commits), scene.saved) == (21, 1)
-    assert scene.news.states == [BreakerState.CLOSED] * 4 + [BreakerState.OPEN]
+    assert scene.observer.states == [BreakerState.CLOSED] * 4 + [BreakerState.OPEN]
     scene.now += 31.0
     calls = scene.store.calls
     scene.take(1)
     assert scene.store.calls - calls <= 2  # `beside`, and one try
-    assert scene.news.states[5:] == [BreakerState.OPEN]
+    assert scene.observer.states[5:] == [BreakerState.OPEN]
     scene.store.away = False
     scene.take(1)
     assert scene.saved == 1
     scene.now += 30.0
     scene.taker.save_due([0])
-    assert (scene.saved, scene.confirmed, scene.news.came_back) == (23, 23, 1)
+    assert (scene.saved, scene.confirmed, scene.observer.came_back) == (23, 23, 1)
 
 
 def test_an_owner_that_begins_while_the_store_is_away_goes_on_where_the_log_ends() -> None:
@@ -231,7 +233,7 @@ def test_s8_the_store_is_asked_once_for_partitions_that_are_begun_together_and_n
         fenced = scene.taker.fence([0])
         assert isinstance(fenced[0].away, UnreachableError)
         assert scene.taker.begin(0, fenced[0]).position == position(2)
-        assert scene.news.states[-1] is states
+        assert scene.observer.states[-1] is states
     assert scene.store.calls - calls == 2
     scene.store.away = False
     assert scene.taker.fence([0])[0].away is not None, "the breaker is open"

@@ -12,8 +12,8 @@ import pytest
 from evermark.checkpoints.base import Checkpoint
 from evermark.cluster.base import Holder
 from evermark.cluster.fence import source_lease
+from evermark.ingest.batch_taker import BatchTaker, Fenced, WrittenBatch, controls_seen_to
 from evermark.ingest.resume import Resume
-from evermark.ingest.take import Fenced, Taken, Taker, controls_seen_to
 from evermark.ingest.task_reports import gather
 from evermark.log.base import Tail
 from evermark.log.head import NO_VERSION, Head
@@ -41,7 +41,7 @@ class Desk:
             raise CrashError
 
 
-def run(crash_at: int, after: bool, power_cut: bool, taker: type[Taker] = Taker) -> tuple[World, Desk]:
+def run(crash_at: int, after: bool, power_cut: bool, taker: type[BatchTaker] = BatchTaker) -> tuple[World, Desk]:
     desk = Desk()
     made = cast(Any, partial(taker, on_controls=desk))
     desk.world = World(crash_at, after, power_cut, taker=made)
@@ -49,7 +49,7 @@ def run(crash_at: int, after: bool, power_cut: bool, taker: type[Taker] = Taker)
     return desk.world, desk
 
 
-def lost(crash_at: int, after: bool, power_cut: bool, taker: type[Taker] = Taker) -> set[str]:
+def lost(crash_at: int, after: bool, power_cut: bool, taker: type[BatchTaker] = BatchTaker) -> set[str]:
     world, desk = run(crash_at, after, power_cut, taker)
     return set(world.logged()) - desk.seen
 
@@ -62,7 +62,7 @@ def test_a_crash_between_any_two_effects_loses_no_control_event(after: bool, pow
         assert lost(crash_at, after, power_cut) == set(), f"crash at effect {crash_at}"
 
 
-class LooksOnlyWhenTaking(Taker):
+class LooksOnlyWhenTaking(BatchTaker):
     def begin(self, partition: int, fenced: Fenced | None = None) -> Resume:
         kept, self.on_controls = self.on_controls, lambda _partition, _after, _to: None
         try:
@@ -71,16 +71,16 @@ class LooksOnlyWhenTaking(Taker):
             self.on_controls = kept
 
 
-class CheckpointsBeforeLooking(Taker):
-    def take(self, taken: Taken) -> None:
+class CheckpointsBeforeLooking(BatchTaker):
+    def take(self, written: WrittenBatch) -> None:
         kept, self.on_controls = self.on_controls, lambda _partition, _after, _to: None
-        super().take(taken)
+        super().take(written)
         self.on_controls = kept
-        self.on_controls(taken.partition, taken.batch - 1, taken.batch)
+        self.on_controls(written.partition, written.batch - 1, written.batch)
 
 
 @pytest.mark.parametrize("mutant", [LooksOnlyWhenTaking, CheckpointsBeforeLooking])
-def test_any_other_order_is_found_out(mutant: type[Taker]) -> None:
+def test_any_other_order_is_found_out(mutant: type[BatchTaker]) -> None:
     """The test can fail: each of these loses one in some crash."""
     assert any(lost(n, after, False, mutant) for n in range(40) for after in (False, True))
 
@@ -89,11 +89,11 @@ def test_a_batch_without_control_events_is_not_looked_at() -> None:
     """GIVEN tasks that counted none WHEN the batch is taken THEN nobody reads the log for them."""
     file = {"path": "f", "rows": 2, "size": 1}
     row = {"partition": 0, "batch": 1, "start": "a", "end": "b", "files": [file]}
-    (none,) = gather([{**row, "controls": 0}], 1).taken
-    (some,) = gather([{**row, "controls": 1}, {**row, "controls": 2}], 1).taken
+    (none,) = gather([{**row, "controls": 0}], 1).written
+    (some,) = gather([{**row, "controls": 1}, {**row, "controls": 2}], 1).written
     assert (none.controls, some.controls) == (0, 3)
     looked: list[int] = []
-    world = World(taker=cast(Any, partial(Taker, on_controls=lambda _partition, _after, to: looked.append(to))))
+    world = World(taker=cast(Any, partial(BatchTaker, on_controls=lambda _partition, _after, to: looked.append(to))))
     lease = world.leases.acquire(source_lease("shop"), Holder("i", "h", "b", 1, "1"), 10)
     assert lease is not None
     taker = world.taker("shop", lease.epoch, world.source, world.log, world, world.heads, world.checkpoints)

@@ -69,7 +69,7 @@ class Copying(copies.Copying):
 
 
 @dataclass
-class Works:
+class Tools:
     copies: MemoryCopies
     recoveries: MemoryRecoveries
     folder: Path
@@ -107,7 +107,7 @@ class Works:
         return reports
 
 
-class News:
+class Observer:
     def __init__(self) -> None:
         self.told: list[str] = []
 
@@ -126,23 +126,23 @@ class News:
 
 @dataclass
 class Scene:
-    works: Works
-    news: News
+    tools: Tools
+    observer: Observer
     copying: Copying
     take_over: Callable[[], int]
     busy: bool = False
 
     def owner(self, look_every_s: float = 0.01) -> Copier:
         return Copier(
-            "shop", self.take_over(), self.copying, self.works, self.news, Threads(), get_logger(), look_every_s,
+            "shop", self.take_over(), self.copying, self.tools, self.observer, Threads(), get_logger(), look_every_s,
             lambda: self.busy, lambda: None,
         )  # fmt: skip
 
     def copy(self) -> Copy:
-        return self.works.copies.listed("shop")[0]
+        return self.tools.copies.listed("shop")[0]
 
     def states(self) -> set[ChunkState]:
-        return {chunk.state for chunk in self.works.copies.chunks(self.copy().id, list(ChunkState))}
+        return {chunk.state for chunk in self.tools.copies.chunks(self.copy().id, list(ChunkState))}
 
     def files(self) -> int:
         return len(list(self.copying.folder.iterdir()))
@@ -152,8 +152,8 @@ class Scene:
 def scene(tmp_path: Path) -> Scene:
     leases = MemoryLeases(is_gone=lambda holder: True)
     take = owners(leases)
-    works = Works(MemoryCopies(leases), MemoryRecoveries(leases), tmp_path)
-    return Scene(works, News(), Copying(tmp_path), lambda: take(source_lease("shop")))
+    tools = Tools(MemoryCopies(leases), MemoryRecoveries(leases), tmp_path)
+    return Scene(tools, Observer(), Copying(tmp_path), lambda: take(source_lease("shop")))
 
 
 def test_a_copy_from_its_plan_to_its_end(scene: Scene) -> None:
@@ -162,16 +162,16 @@ def test_a_copy_from_its_plan_to_its_end(scene: Scene) -> None:
     assert owner.look()
     assert scene.states() == {ChunkState.READY} and scene.files() == 10
     assert not owner.look() and scene.files() == 10  # nothing was read yet
-    scene.works.at = "1:15"
+    scene.tools.at = "1:15"
     owner.look()
     assert scene.files() == 5
-    scene.works.at = "1:99"
+    scene.tools.at = "1:99"
     owner.look()
     assert (scene.copy().state, scene.copy().rows, scene.files()) == (CopyState.DONE, 70, 0)
-    assert scene.news.told == ["began 10", "0 rows, 10 left", "35 rows, 5 left", "35 rows, 0 left", "ended 70"]
+    assert scene.observer.told == ["began 10", "0 rows, 10 left", "35 rows, 5 left", "35 rows, 0 left", "ended 70"]
     owner.look()
     scene.owner().look()
-    assert len(scene.works.rounds) == 1  # once is enough, for every owner
+    assert len(scene.tools.rounds) == 1  # once is enough, for every owner
 
 
 def _are_done(copies: MemoryCopies, wanted: int) -> bool:
@@ -192,16 +192,16 @@ def test_a_copy_begins_when_it_is_asked_for(scene: Scene) -> None:
             with super().requests() as heard:
                 yield heard
 
-    scene.works.copies.__class__ = Copies
-    requests = CopyRequests(scene.works.copies, Threads(), get_logger())
+    scene.tools.copies.__class__ = Copies
+    requests = CopyRequests(scene.tools.copies, Threads(), get_logger())
     requests.again_s = 0.01
     requests.watch("shop", owner.asked)
     copier = Threads().spawn("copier", owner.run)
-    copies = scene.works.copies
+    copies = scene.tools.copies
     for number, stream in enumerate(("t", "u"), start=1):
         scene.copying.streams = (*scene.copying.streams, stream)
-        copies.ask("shop", stream, "")
-        scene.works.at = "1:99"
+        copies.request("shop", stream, "")
+        scene.tools.at = "1:99"
         done = partial(_are_done, copies, number)
         until(done, "the copy is done", timeout_s=20.0)
     requests.stopped.set()
@@ -212,17 +212,17 @@ def test_a_copy_begins_when_it_is_asked_for(scene: Scene) -> None:
 def test_the_next_owner_goes_on(scene: Scene) -> None:
     """GIVEN chunks ready, begun and open, and files of nobody WHEN another owner begins THEN it writes what is missing,
     and keeps what is ready."""
-    scene.works.report = lambda work: BusyError("wait") if work.number >= 4 else None
+    scene.tools.report = lambda work: BusyError("wait") if work.number >= 4 else None
     first = scene.owner()
     first.look()
-    ready = {chunk.file for chunk in scene.works.copies.chunks(scene.copy().id, [ChunkState.READY])}
+    ready = {chunk.file for chunk in scene.tools.copies.chunks(scene.copy().id, [ChunkState.READY])}
     (scene.copying.folder / "x.draft").write_text("nobody's")
-    scene.works.report = lambda work: None
+    scene.tools.report = lambda work: None
     scene.owner().look()
     assert scene.states() == {ChunkState.READY}
-    assert not set(scene.works.rounds[1]) & {int(name.split("-")[1]) for name in ready}
+    assert not set(scene.tools.rounds[1]) & {int(name.split("-")[1]) for name in ready}
     assert scene.files() == 10
-    scene.works.at = "1:99"
+    scene.tools.at = "1:99"
     with pytest.raises(StaleError):
         first.look()
     assert scene.files() == 10  # an owner that is stale removes none
@@ -233,34 +233,34 @@ def test_marks_that_were_lost_with_the_slot_are_made_again(scene: Scene) -> None
     done, the others are written again."""
     owner = scene.owner()
     owner.look()
-    recovery = scene.works.recoveries.open("shop", 0, "lost", "1:15", owner.epoch)
-    scene.works.at = "1:99"
+    recovery = scene.tools.recoveries.open("shop", 0, "lost", "1:15", owner.epoch)
+    scene.tools.at = "1:99"
     assert not owner.look() and scene.states() == {ChunkState.READY}  # not while it is open
-    scene.works.recoveries.move(recovery, Step.DONE, owner.epoch)
-    scene.works.logged = {f"1:{10 + n}" for n in range(5)}
+    scene.tools.recoveries.move(recovery, Step.DONE, owner.epoch)
+    scene.tools.logged = {f"1:{10 + n}" for n in range(5)}
     scene.busy = True
     owner.look()
-    assert len(scene.works.copies.chunks(scene.copy().id, [ChunkState.DONE])) == 5
-    assert len(scene.works.copies.chunks(scene.copy().id, [ChunkState.OPEN])) == 5
+    assert len(scene.tools.copies.chunks(scene.copy().id, [ChunkState.DONE])) == 5
+    assert len(scene.tools.copies.chunks(scene.copy().id, [ChunkState.OPEN])) == 5
     scene.busy = False
     owner.look()
-    assert scene.works.rounds[1] == [5, 6, 7, 8, 9]
+    assert scene.tools.rounds[1] == [5, 6, 7, 8, 9]
 
 
 def test_chunks_of_a_term_before_are_looked_for_in_the_log(scene: Scene) -> None:
     """GIVEN chunks that are ready WHEN reading begins behind them in the next term, as after `checkpoint reset`, THEN
     those that the log lacks are written again; what was made ready and read in one term is not looked for."""
     scene.owner().look()
-    scene.works.at, scene.works.logged = "1:99", {"1:10"}
+    scene.tools.at, scene.tools.logged = "1:99", {"1:10"}
     owner = scene.owner()
     scene.busy = True
     owner.look()
-    assert len(scene.works.copies.chunks(scene.copy().id, [ChunkState.DONE])) == 1
-    assert len(scene.works.copies.chunks(scene.copy().id, [ChunkState.OPEN])) == 9
-    scene.works.at, scene.busy = "1:00", False
+    assert len(scene.tools.copies.chunks(scene.copy().id, [ChunkState.DONE])) == 1
+    assert len(scene.tools.copies.chunks(scene.copy().id, [ChunkState.OPEN])) == 9
+    scene.tools.at, scene.busy = "1:00", False
     owner.look()
-    assert scene.works.rounds[1] == list(range(1, 10))
-    scene.works.at = "1:99"
+    assert scene.tools.rounds[1] == list(range(1, 10))
+    scene.tools.at = "1:99"
     owner.look()
     assert (scene.copy().state, scene.files()) == (CopyState.DONE, 0)
 
@@ -271,20 +271,20 @@ def test_a_chunk_is_done_when_every_partition_has_passed_it(scene: Scene) -> Non
     scene.copying.partitions = (0, 1, 2)
     owner = scene.owner()
     owner.look()
-    scene.works.at, scene.works.behind = "1:99", {1: "1:13"}
+    scene.tools.at, scene.tools.behind = "1:99", {1: "1:13"}
     owner.look()
-    assert len(scene.works.copies.chunks(scene.copy().id, [ChunkState.DONE])) == 3
-    scene.works.behind = {}
-    recovery = scene.works.recoveries.open("shop", 1, "lost", "1:13", owner.epoch)
+    assert len(scene.tools.copies.chunks(scene.copy().id, [ChunkState.DONE])) == 3
+    scene.tools.behind = {}
+    recovery = scene.tools.recoveries.open("shop", 1, "lost", "1:13", owner.epoch)
     assert not owner.look()  # of one partition, and all wait
-    scene.works.recoveries.move(recovery, Step.DONE, owner.epoch)
-    scene.works.logged, scene.works.lost_in = {f"1:{10 + n}" for n in range(9)}, (1,)
+    scene.tools.recoveries.move(recovery, Step.DONE, owner.epoch)
+    scene.tools.logged, scene.tools.lost_in = {f"1:{10 + n}" for n in range(9)}, (1,)
     owner.look()
-    assert scene.works.rounds[1] == list(range(3, 10))
-    assert scene.works.told[3] == (0, 2) and scene.works.told[9] == ()
-    scene.works.lost_in = ()
+    assert scene.tools.rounds[1] == list(range(3, 10))
+    assert scene.tools.told[3] == (0, 2) and scene.tools.told[9] == ()
+    scene.tools.lost_in = ()
     owner.look()
-    assert len(scene.works.copies.chunks(scene.copy().id, [ChunkState.DONE])) == 9
+    assert len(scene.tools.copies.chunks(scene.copy().id, [ChunkState.DONE])) == 9
 
 
 def test_reading_is_watched_for_as_long_as_there_are_copies(scene: Scene) -> None:
@@ -294,15 +294,15 @@ def test_reading_is_watched_for_as_long_as_there_are_copies(scene: Scene) -> Non
     owner = scene.owner()
     owner.look()
     assert scene.copying.watched == [None]
-    asked = scene.works.copies.ask("shop", "t", "")
-    assert not owner.look() and scene.works.rounds == []
+    asked = scene.tools.copies.request("shop", "t", "")
+    assert not owner.look() and scene.tools.rounds == []
     scene.copying.may_place = True
     owner.look()
     assert scene.copying.watched[1:] == [owner.epoch] * 2 and scene.states() == {ChunkState.READY}
-    scene.works.copies.cancel(asked.id)
+    scene.tools.copies.cancel(asked.id)
     owner.look()
     assert scene.copying.watched[-1] == owner.epoch
-    scene.works.at = "1:99"
+    scene.tools.at = "1:99"
     owner.look()
     assert scene.copying.watched[-1] is None
 
@@ -311,10 +311,10 @@ def test_another_history_of_the_place(scene: Scene) -> None:
     """GIVEN marks of a history that reading has left WHEN the log does not have their rows THEN they are made again."""
     owner = scene.owner()
     owner.look()
-    scene.works.at, scene.works.logged, scene.busy = "2:00", {"1:10"}, True
+    scene.tools.at, scene.tools.logged, scene.busy = "2:00", {"1:10"}, True
     owner.look()
-    assert len(scene.works.copies.chunks(scene.copy().id, [ChunkState.DONE])) == 1
-    assert len(scene.works.copies.chunks(scene.copy().id, [ChunkState.OPEN])) == 9
+    assert len(scene.tools.copies.chunks(scene.copy().id, [ChunkState.DONE])) == 1
+    assert len(scene.tools.copies.chunks(scene.copy().id, [ChunkState.OPEN])) == 9
 
 
 def test_nothing_is_begun_while_a_gap_is_open_or_nothing_is_read(scene: Scene) -> None:
@@ -322,25 +322,44 @@ def test_nothing_is_begun_while_a_gap_is_open_or_nothing_is_read(scene: Scene) -
     scene.busy = True
     owner = scene.owner()
     assert not owner.look()
-    scene.busy, scene.works.at = False, None
+    scene.busy, scene.tools.at = False, None
     assert not owner.look()
-    assert scene.works.rounds == [] and READY_MAX > 10
+    assert scene.tools.rounds == [] and READY_MAX > 10
 
 
 def test_errors_are_told_and_tried_again(scene: Scene) -> None:
     """GIVEN a copy that fails WHEN its cause is gone THEN it goes on; one that a person asked for may be given up."""
-    scene.works.report = lambda work: DeniedError("may not read", hint="grant select")
+    scene.tools.report = lambda work: DeniedError("may not read", hint="grant select")
     owner = scene.owner()
     owner.look()
     assert scene.copy().state is CopyState.RUNNING and "grant select" in scene.copy().error
-    assert scene.news.told[-1] == "failed may not read"
+    assert scene.observer.told[-1] == "failed may not read"
     owner._again_at.clear()
-    scene.works.report = lambda work: None
+    scene.tools.report = lambda work: None
     owner.look()
     assert scene.copy().error == "" and scene.states() == {ChunkState.READY}
-    scene.works.copies.ask("shop", "gone", "")
+    scene.tools.copies.request("shop", "gone", "")
     owner.look()
     assert scene.copy().state is CopyState.FAILED and "does not stand in the file" in scene.copy().error
+
+
+def test_a_source_that_is_away_spends_no_try_and_is_asked_less_and_less_often(scene: Scene) -> None:
+    """GIVEN a copy that a person asked for WHEN the source is away for many tries, and then one task of the copy's own
+    dies THEN it is tried again: that was its first failure."""
+    scene.copying.wanted = ()
+    asked = scene.tools.copies.request("shop", "t", "")
+    scene.tools.report = lambda work: UnreachableError("connection refused")
+    owner = scene.owner()
+    waits = []
+    for _ in range(12):
+        owner._again_at.clear()
+        owner.look()
+        waits.append(owner._again_at[asked.id] - owner.runtime.monotonic())
+    assert waits[0] < 1.0 and waits[-1] > 30.0 and scene.copy().error == "connection refused"
+    scene.tools.report = lambda work: EvermarkError("a worker was killed")
+    owner._again_at.clear()
+    owner.look()
+    assert (scene.copy().state, scene.copy().tries) == (CopyState.RUNNING, 1)
 
 
 def test_what_fails_for_all_copies_before_a_chunk_is_begun_is_said_of_each(
@@ -350,28 +369,29 @@ def test_what_fails_for_all_copies_before_a_chunk_is_begun_is_said_of_each(
     why it does not begin, and one that is over does not; WHEN the cause is gone THEN none does, though it has nothing
     left to write, and nobody read it yet."""
     scene.copying.streams = ("t", "u")
-    asked = scene.works.copies.ask("shop", "u", "")
-    over = scene.works.copies.ask("shop", "v", "")
-    scene.works.copies.cancel(over.id)
+    asked = scene.tools.copies.request("shop", "u", "")
+    over = scene.tools.copies.request("shop", "v", "")
+    scene.tools.copies.cancel(over.id)
     why: list[EvermarkError] = [EngineError("no task can be run", hint="see spark.log")]
 
     def fails(*_: object) -> list[dict[str, Any]]:
         raise why[0]
 
     def errors() -> dict[str, str]:
-        return {copy.stream: copy.error for copy in scene.works.copies.listed("shop") if copy.id != over.id}
+        return {copy.stream: copy.error for copy in scene.tools.copies.listed("shop") if copy.id != over.id}
 
-    write = scene.works.write_chunks
-    monkeypatch.setattr(scene.works, "write_chunks", fails)
+    write = scene.tools.write_chunks
+    monkeypatch.setattr(scene.tools, "write_chunks", fails)
     owner = scene.owner()
     copier = Threads().spawn("copier", owner.run)
     until(lambda: set(errors().values()) == {"no task can be run (see spark.log)"}, "both say so", timeout_s=20.0)
-    assert errors().keys() == {"t", "u"} and scene.works.copies.listed("shop")[0].tries >= 1
+    assert errors().keys() == {"t", "u"}
+    assert {copy.tries for copy in scene.tools.copies.listed("shop")} == {0}, "it is no try of theirs"
     why[0] = UnreachableError("the bucket does not answer")
     until(lambda: set(errors().values()) == {"the bucket does not answer"}, "both say what it is now", timeout_s=20.0)
     scene.busy = True
     until(lambda: set(errors().values()) == {""}, "nothing fails while nothing is tried", timeout_s=20.0)
-    monkeypatch.setattr(scene.works, "write_chunks", write)
+    monkeypatch.setattr(scene.tools, "write_chunks", write)
     scene.busy = False
     until(
         lambda: set(errors().values()) == {""} and scene.states() == {ChunkState.READY}, "all is well", timeout_s=20.0
@@ -379,7 +399,7 @@ def test_what_fails_for_all_copies_before_a_chunk_is_begun_is_said_of_each(
     # AND what an owner said that died is over when the next one has nothing to write
     owner.stopped.set()
     assert copier.join(10.0)
-    scene.works.copies.trouble(asked.id, "no task can be run", owner.epoch, failed=False)
+    scene.tools.copies.trouble(asked.id, "no task can be run", owner.epoch)
     scene.owner().look()
     assert set(errors().values()) == {""}
 
@@ -388,18 +408,18 @@ def test_a_table_that_was_taken_out_of_the_file_holds_up_no_other(scene: Scene) 
     """GIVEN two copies under way WHEN one table leaves the file THEN its copy ends, the other goes on; WHEN it is back
     THEN it goes on, too."""
     scene.copying.streams = scene.copying.wanted = ("t", "u")
-    scene.works.report = lambda work: BusyError("wait")
+    scene.tools.report = lambda work: BusyError("wait")
     scene.owner().look()
-    scene.works.report = lambda work: None
+    scene.tools.report = lambda work: None
     scene.copying.streams = scene.copying.wanted = ("t",)
     scene.owner().look()
-    states = {copy.stream: copy.state for copy in scene.works.copies.listed("shop")}
+    states = {copy.stream: copy.state for copy in scene.tools.copies.listed("shop")}
     assert states == {"t": CopyState.RUNNING, "u": CopyState.FAILED}
-    assert scene.works.rounds[-1] == list(range(10))
+    assert scene.tools.rounds[-1] == list(range(10))
     scene.copying.streams = scene.copying.wanted = ("t", "u")
     scene.owner().look()
-    assert scene.works.rounds[-1] == list(range(10))
-    assert {copy.state for copy in scene.works.copies.listed("shop")} == {CopyState.RUNNING}
+    assert scene.tools.rounds[-1] == list(range(10))
+    assert {copy.state for copy in scene.tools.copies.listed("shop")} == {CopyState.RUNNING}
 
 
 def test_what_is_given_up() -> None:

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from evermark.checkpoints.stores import MemoryCheckpoints
+from evermark.ingest.batch_taker import BatchTaker, WrittenBatch
 from evermark.ingest.pieces import ReadFrom
 from evermark.ingest.reading import PACE_S_MAX, SEATS, ReadPlan, Seats, SourceReading, pace_s
 from evermark.ingest.repair.steps import Repairer
 from evermark.ingest.repair.watch import RecoveryWatch
-from evermark.ingest.take import Taken, Taker
 from evermark.log.head import MemoryHeads
 from evermark.log.memory import MemoryLog
 from evermark.runtime import Threads, Wake
@@ -48,7 +48,7 @@ class Crowd:
         self.runtime, self.seats = Threads(), Seats(count)
         self.over = self.runtime.wake()
         self.sources = [Files(folder / str(n)) for n in range(count)]
-        self.taken: list[Taken] = []
+        self.taken: list[WrittenBatch] = []
 
     def begin(self) -> None:
         self._tasks = [self.runtime.loop(f"source {n}", self._reading(n)) for n in range(len(self.sources))]
@@ -56,7 +56,7 @@ class Crowd:
     def _reading(self, number: int) -> Any:
         source, logged = self.sources[number], SimpleNamespace(position_max=lambda _: None)
         log, heads = MemoryLog(), MemoryHeads()
-        taker = Taker(f"s{number}", 1, source, log, logged, heads, MemoryCheckpoints())
+        taker = BatchTaker(f"s{number}", 1, source, log, logged, heads, MemoryCheckpoints())
         limit = Limit(wait_s=5.0)
         of = ReadFrom(f"s{number}", source, str(source.folder))
         reading = SourceReading(of, limit, self.runtime, seats=self.seats)
@@ -153,10 +153,10 @@ def test_gaps_of_many_sources_are_looked_up_once_for_all_and_their_owners_woken(
 
     watch = RecoveryWatch(known, runtime, quiet, 0.01)
     source: Any = SimpleNamespace(partitions=lambda: [0], repair=lambda _: None)
-    works: Any = SimpleNamespace(recoveries=recoveries)
+    tools: Any = SimpleNamespace(recoveries=recoveries)
     watching = runtime.loop("recoveries", watch.steps())
     until(lambda: looks, "it has looked")
-    made = [_repairer(f"s{n}", source, works, runtime, quiet, watch) for n in range(100)]
+    made = [_repairer(f"s{n}", source, tools, runtime, quiet, watch) for n in range(100)]
     tasks = [runtime.loop(each.name, each.steps()) for each in made]
     until(lambda: len(watch._watching) == 100, "all are watched")
     asked = recoveries.asked  # once at the beginning of each
@@ -171,12 +171,12 @@ def test_gaps_of_many_sources_are_looked_up_once_for_all_and_their_owners_woken(
     assert all(task.join(60) for task in (*tasks, watching))
 
 
-def _repairer(name: str, source: Any, works: Any, runtime: Threads, log: Any, watch: RecoveryWatch) -> Repairer:
+def _repairer(name: str, source: Any, tools: Any, runtime: Threads, log: Any, watch: RecoveryWatch) -> Repairer:
     def nothing(*_: object) -> None: ...
 
     def step_down() -> None: ...
 
-    return Repairer(name, 1, source, works, log, runtime, log, 0.01, nothing, nothing, step_down, lambda _: True, watch)
+    return Repairer(name, 1, source, tools, log, runtime, log, 0.01, nothing, nothing, step_down, lambda _: True, watch)
 
 
 def test_a_share_that_is_not_ours_is_not_asked_for(tmp_path: Path) -> None:

@@ -19,11 +19,13 @@ from evermark.cluster.fence import source_lease
 from evermark.cluster.holding import Candidate
 from evermark.cluster.memory import MemoryLeases
 from evermark.errors import BusyError, EvermarkError, FormatError, GapError, StaleError, UnreachableError
+from evermark.ingest import owner as owner_module
+from evermark.ingest.batch_taker import BatchTaker, WrittenBatch
 from evermark.ingest.owner import LIMITS, IngestLimits, SourceOwner
 from evermark.ingest.reading import ReadPlan
 from evermark.ingest.repair.memory import MemoryRecoveries
+from evermark.ingest.repair.steps import Repairer
 from evermark.ingest.resume import Resume
-from evermark.ingest.take import Taken, Taker
 from evermark.ingest.task_reports import WHOLE_SOURCE
 from evermark.progress import PATIENT_S
 from evermark.runtime import Pause, Steps, Wake, any_set
@@ -87,9 +89,9 @@ class Scene:
 
     def require_room(self) -> None: ...
 
-    def open_log(self, epoch: int) -> tuple[Any, Taker]:
+    def open_log(self, epoch: int) -> tuple[Any, BatchTaker]:
         taker = SimpleNamespace(fence=lambda _: {}, begin=lambda partition, _: self.begin(partition), epoch=epoch)
-        return None, cast("Taker", taker)
+        return None, cast("BatchTaker", taker)
 
     def newest(self, partitions: Sequence[int]) -> Mapping[int, Seen]:
         return {}
@@ -100,8 +102,8 @@ class Scene:
     def read(
         self,
         plan: ReadPlan,
-        taker: Taker,
-        on_taken: Callable[[Taken], None],
+        taker: BatchTaker,
+        on_taken: Callable[[WrittenBatch], None],
         ends: Sequence[Wake],
         cuts: Sequence[Wake],
     ) -> Steps[Failures]:
@@ -388,3 +390,48 @@ def test_a_source_that_waits_for_its_breaker_keeps_its_lease() -> None:
     scene.begin = fail
     scene.run(1000.0)
     assert "lease let go of" not in scene.said
+
+
+@pytest.mark.parametrize("step", ["prepare", "open_log"])
+def test_a_source_that_cannot_be_begun_until_a_person_acts_is_not_tried_all_the_time(step: str) -> None:
+    """GIVEN a log that this program cannot read WHEN its source is begun THEN it is tried again now and then, as rarely
+    as one that is away: not a lease a second, each with all that an owner begins."""
+    scene, tried = Scene(), []
+
+    def fails(*_: object) -> None:
+        tried.append(scene.runtime.monotonic())
+        raise FormatError("written by a newer program")
+
+    setattr(scene, step, fails)
+    scene.run(300.0)
+    assert 5 <= len(tried) <= 300.0 / scene.owner.limits.breaker.timeout_s + 1
+    assert set(scene.stopped) == {0, 1}
+
+
+def test_an_owner_that_cannot_begin_to_copy_leaves_no_repairer_behind() -> None:
+    """GIVEN what copies rows beside the reading WHEN it cannot be made THEN what closes gaps in that term ends with it:
+    it would close the next one beside its successor, and have that step down."""
+    scene, running = Scene(), []
+
+    class Watched(Repairer):
+        def steps(self) -> Steps[None]:
+            running.append(self.epoch)
+            try:
+                yield from super().steps()
+            finally:
+                running.remove(self.epoch)
+
+    tries = iter(range(3))
+
+    def copier(epoch: int, *_: object) -> None:
+        if next(tries, None) is not None:
+            raise UnreachableError("it cannot be asked")
+
+    scene.owner.copier = copier
+    seen: list[list[int]] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(owner_module, "Repairer", Watched)
+        scene.runtime.spawn("look", lambda: (scene.runtime.baton.sleep(80.0), seen.append(list(running))))
+        scene.run(90.0)
+    assert len(scene.epochs) == 4
+    assert seen == [[scene.epochs[-1]]]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,14 @@ import pytest
 
 from evermark import failpoint
 from evermark.checkpoints.stores import MemoryCheckpoints
-from evermark.errors import EvermarkError, GapError, UnreachableError
-from evermark.event import taken_batch
+from evermark.errors import EngineError, EvermarkError, GapError, IdentityError, UnreachableError
+from evermark.event import Seen, taken_batch
 from evermark.event_file import Rows
 from evermark.ingest import reading as reading_module
+from evermark.ingest.batch_taker import BatchTaker, WrittenBatch
 from evermark.ingest.pieces import Piece, ReadFrom
 from evermark.ingest.reading import FeedChoice, ReadPlan, SourceReading, reads_beside, rest_s
-from evermark.ingest.take import Taken, Taker
+from evermark.ingest.task_reports import WHOLE_SOURCE
 from evermark.log.head import MemoryHeads
 from evermark.log.memory import MemoryLog
 from evermark.log.write import BatchWriter
@@ -128,7 +130,7 @@ class Read:
 
     def __init__(self, folder: Path, source: Numbers) -> None:
         self.source, self.folder = source, folder
-        self.taken: list[Taken] = []
+        self.taken: list[WrittenBatch] = []
         self.beside: list[int] = []
         self.feeds_ended: list[EvermarkError] = []
         self.took_s: list[float] = []
@@ -154,7 +156,7 @@ class Read:
         self, count: int, then: Callable[[], bool] = lambda: True, ends: Sequence[Wake] = (), cuts: Sequence[Wake] = ()
     ) -> Mapping[int, EvermarkError]:
         logged: Any = self  # nothing is asked of it: no batch may repeat another
-        taker = Taker("numbers", 1, self.source, self.log, logged, MemoryHeads(), MemoryCheckpoints())
+        taker = BatchTaker("numbers", 1, self.source, self.log, logged, MemoryHeads(), MemoryCheckpoints())
         taker.progress = self.progress
         starts = {p: position(0) for p in self.source.partitions()}
         plan = ReadPlan(starts, dict.fromkeys(starts, 0), dict.fromkeys(starts), self.rows_logged)
@@ -288,6 +290,29 @@ def test_a_feed_that_breaks_is_said_and_the_source_is_asked_again(
     assert [error.message for error in read.feeds_ended] == ["the connection broke"]
     assert source.feeds[0].closed
     assert source.confirmed[-1] == (0, position(6))
+
+
+def test_another_place_that_answers_behind_a_broken_feed_is_not_read(tmp_path: Path) -> None:
+    """GIVEN a feed that broke WHEN who answers then is not the place we left THEN it is said, and nothing is taken."""
+
+    class Restored(Numbers):
+        def check(self, resume: Mapping[int, str], newest: Mapping[int, Seen] | None = None) -> None:
+            self.checked = (resume, newest)
+            raise IdentityError("restored from a backup")
+
+    source = Restored(3, sends=True)
+    read = Read(tmp_path, source)
+    seen = {0: Seen("e0-2", None, datetime.now(UTC))}
+    read.reading.newest = lambda partitions: {p: seen[p] for p in partitions}
+
+    def break_it() -> bool:
+        source.feed_fails, source.counts[0] = True, 6
+        return read.rows() > 3
+
+    failed = read.run(3, break_it)
+    assert [str(error) for error in failed.values()] == ["restored from a backup"]
+    assert read.ids() == [f"e0-{n}" for n in range(3)]
+    assert source.checked == ({0: position(3)}, seen)
 
 
 def test_a_source_that_only_answers_is_not_asked_without_a_pause(tmp_path: Path) -> None:
@@ -457,3 +482,28 @@ def _written(write_all: Any, moments: Moments) -> Any:
         return file
 
     return written
+
+
+class Halved(Numbers):
+    """Each batch is read in two pieces."""
+
+    def slices(self, partition: int, start: str, end: str) -> Sequence[Slice]:
+        middle = position((int(start) + int(end)) // 2)
+        return [Slice(partition, start, middle), Slice(partition, middle, end)]
+
+
+@pytest.mark.parametrize("lose", [lambda reports: reports[:-1], lambda reports: [*reports, reports[0]]])
+def test_a_report_that_got_lost_or_came_twice_commits_nothing(
+    tmp_path: Path, lose: Callable[[list[Any]], list[Any]]
+) -> None:
+    """GIVEN a batch of two pieces WHEN the tasks bring back one report, or three, THEN nothing is taken, and the source
+    is not told that it may forget anything."""
+    source = Halved(8)
+    read = Read(tmp_path, source)
+    read.rows_logged = 1_000_000  # as after a large batch: tasks read
+    beside = read.reading.write_beside
+    assert beside is not None
+    read.reading.write_beside = lambda pieces: lose(beside(pieces))
+    failed = read.run(8)
+    assert isinstance(failed[WHOLE_SOURCE], EngineError) and "reports are missing, or came twice" in str(failed)
+    assert read.beside and read.taken == [] and source.confirmed == []

@@ -14,13 +14,13 @@ import pytest
 from evermark.cluster.fence import source_lease
 from evermark.cluster.memory import MemoryLeases
 from evermark.errors import EvermarkError, GapError, IdentityError, StaleError, UnreachableError
+from evermark.ingest.batch_taker import BatchTaker
 from evermark.ingest.repair.base import TRIES_MAX, Choice, Recovery, Step
 from evermark.ingest.repair.memory import MemoryRecoveries
 from evermark.ingest.repair.steps import TIDY_EVERY, FoundFile, Repairer, RepairTarget, batches_of
-from evermark.ingest.take import Taker
 from evermark.log.base import LogFile
 from evermark.log.opened import PLAYBOOK, lost
-from evermark.sources.base import Gap, Repair
+from evermark.sources.base import Gap, Repair, Whereabouts
 from evermark.testing.states import owners
 from tests.unit.ingest.ingest_world import World, position
 
@@ -48,7 +48,12 @@ class Easy(Repair):
     def __init__(self, gap: Gap = HOLE) -> None:
         self.gap = gap
 
-    def begin(self, stopped: Callable[[], bool], left_at: str | None = None) -> Gap:
+    def begin(
+        self,
+        stopped: Callable[[], bool],
+        left_at: str | None = None,
+        whereabouts: Callable[[], Whereabouts] | None = None,
+    ) -> Gap:
         if self.error is not None:
             raise self.error
         return self.gap
@@ -74,12 +79,15 @@ class Scene:
         self.now = datetime.now(UTC)
         self.ends: list[tuple[int, EvermarkError | None]] = []
         self.waits: list[EvermarkError] = []
+        self.stands: dict[int, str] = {}
         self.repairs: dict[int, Easy] = {0: self.repair}
         source = SimpleNamespace(
-            partitions=lambda: list(self.repairs), repair=lambda partition: self.repairs[partition]
+            partitions=lambda: list(self.repairs),
+            repair=lambda partition: self.repairs[partition],
         )
         nothing: Callable[..., None] = lambda *_: None  # noqa: E731
-        news = SimpleNamespace(
+        taker = SimpleNamespace(stands=lambda: self.stands)
+        observer = SimpleNamespace(
             opened=nothing,
             begun=nothing,
             taken=nothing,
@@ -93,8 +101,8 @@ class Scene:
             "shop",
             self.epoch,
             cast("Any", source),
-            cast("Any", SimpleNamespace(recoveries=self.recoveries)),
-            cast("Any", news),
+            cast("Any", SimpleNamespace(recoveries=self.recoveries, open_log=lambda _: (None, taker))),
+            cast("Any", observer),
             cast("Any", SimpleNamespace(now=lambda: self.now, wake=Event)),
             cast("Any", None),
             1.0,
@@ -120,6 +128,30 @@ def test_reading_goes_on_though_the_answer_to_the_last_step_was_lost(scene: Scen
     assert (scene.repairer.partitions(), scene.ends) == (set(), [(0, None)])
     scene.repairer.carry_out_all()
     assert len(scene.ends) == 1, "an end is told once"
+
+
+def test_a_repair_knows_where_partitions_stand_and_where_they_went_on_that_were_repaired_meanwhile(
+    scene: Scene,
+) -> None:
+    """GIVEN three partitions with a gap WHEN they are repaired in turn THEN each is told where all stand and where the
+    others went on, and of none that was repaired before its own gap."""
+    scene.repairs |= {1: Easy(cast("Gap", SimpleNamespace(position="7"))), 2: Easy()}
+    for partition in (0, 1, 2):
+        assert scene.repairer.found(partition, GapError("lost"), "5") is None
+    told: list[Whereabouts] = []
+
+    def begin(self: Easy, stopped: object, left_at: object, whereabouts: Callable[[], Whereabouts]) -> Gap:
+        told.append(whereabouts())
+        return self.gap
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Easy, "begin", begin)
+        scene.repairer.carry_out_all()
+        assert [list(each.repaired) for each in told] == [[], ["9"], ["7", "9"]]
+        assert all(each.at is scene.stands for each in told)
+        assert scene.repairer.found(0, GapError("lost again"), "8") is None
+        scene.repairer.carry_out_all()
+        assert [list(each.repaired) for each in told[3:]] == [["9"]]
 
 
 def test_a_person_is_asked_for_though_the_answer_to_giving_up_was_lost(scene: Scene) -> None:
@@ -216,20 +248,21 @@ def test_what_a_person_skipped_before_the_first_event_stays_skipped() -> None:
     take = owners(world.leases)
     nothing: Callable[..., None] = lambda *_: None  # noqa: E731
 
-    def taker() -> Taker:
+    def taker() -> BatchTaker:
         stores: Any = (world.source, world.log, world, world.heads, world.checkpoints)
-        return Taker("shop", take(source_lease("shop")), *stores)
+        return BatchTaker("shop", take(source_lease("shop")), *stores)
 
     owner = taker()
     assert owner.begin(0).position == position(0)
     recoveries = MemoryRecoveries(world.leases)
     recoveries.open("shop", 0, "asked", "", owner.epoch, Choice.SKIP)
-    news = SimpleNamespace(**dict.fromkeys(("begun", "taken", "closed", "ended"), nothing))
-    works = SimpleNamespace(recoveries=recoveries, open_log=lambda _: (world.log, owner))
+    observer = SimpleNamespace(**dict.fromkeys(("begun", "taken", "closed", "ended"), nothing))
+    tools = SimpleNamespace(recoveries=recoveries, open_log=lambda _: (world.log, owner))
     runtime = SimpleNamespace(now=lambda: datetime.now(UTC), wake=Event)
     gap = SimpleNamespace(position=position(5))
-    source = SimpleNamespace(partitions=lambda: [0], repair=lambda _: Easy(cast("Gap", gap)))
-    given: list[Any] = [source, works, news, runtime, None, 1.0, nothing, nothing, nothing]
+    repair = Easy(cast("Gap", gap))
+    source = SimpleNamespace(partitions=lambda: [0], repair=lambda _: repair)
+    given: list[Any] = [source, tools, observer, runtime, None, 1.0, nothing, nothing, nothing]
     Repairer("shop", owner.epoch, *given).carry_out_all()
     assert recoveries.past("shop")[0].step is Step.DONE
     assert (world.checkpoints.load("shop", 0).position, world.log.commits) == (position(5), [])

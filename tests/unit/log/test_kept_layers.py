@@ -1,32 +1,20 @@
-"""Which layers of a kept table may be used, and when they become one. Pure."""
+"""Which layers of a kept table may be used, and when they become one."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from evermark.errors import FormatError
 from evermark.log import kept_table
-from evermark.log.format import KEPT
-from evermark.log.kept_table import (
-    KeptFile,
-    Layer,
-    Mark,
-    Shelf,
-    described,
-    moment_us_max,
-    newest_of_each,
-    to_fold,
-    to_merge,
-    usable,
-    write_kept,
-)
+from evermark.log.kept_shelf import KeptFile, Layer, Mark
+from evermark.log.kept_table import LogFiles, moment_us_max, to_fold, to_merge, usable
 from evermark.log.newest_rows import RUN_ROWS, RUN_ROWS_MAX, NotPlain, Part, buckets_for, runs_of
-from evermark.log.read import FileRange
+from evermark.log.read import FileRange, LogReader
+from tests.spark.log.test_frames import Filler, change
 
 NOON = datetime(2026, 11, 1, 12, tzinfo=UTC)
 US = 1_000_000
@@ -52,6 +40,31 @@ def test_the_most_layers_that_fit_and_hold_nothing_later_are_used() -> None:
     assert usable(layers, None, lambda _: False) == []
 
 
+@pytest.mark.parametrize("harm", ["missing", "empty", "damaged"])
+def test_a_file_that_cannot_be_read_is_named_where_layers_are_compared_with_the_log(tmp_path: Path, harm: str) -> None:
+    """GIVEN a file of the log that is missing, or damaged as a whole or in a column WHEN it is looked at whether a
+    layer fits the log THEN an error names the file, and says what to do."""
+    fill = Filler(tmp_path)
+    fill(*(change("insert", str(n), f"v{n}") for n in range(1_000)))
+    files = LogReader(fill.folder).files()
+    path, log = Path(files[0].path), LogFiles(files)
+    marked = Layer((), log.marks(), (0,))
+    assert log.fit(marked)
+    body = bytearray(path.read_bytes())
+    if harm == "missing":
+        path.unlink()
+    else:
+        about = pq.read_metadata(path).row_group(0)
+        at = about.column(pq.read_schema(path).names.index("batch"))
+        begin = at.dictionary_page_offset or at.data_page_offset
+        body[begin : begin + at.total_compressed_size] = b"\xff" * at.total_compressed_size
+        path.write_bytes(b"" if harm == "empty" else body)
+    said = "missing" if harm == "missing" else "damaged"
+    with pytest.raises(FormatError, match=f"{path.name} of the log is {said}") as error:
+        log.fit(marked)
+    assert "put it back" in error.value.hint
+
+
 def test_a_layer_whose_latest_time_is_not_known_serves_no_time() -> None:
     """GIVEN events with a time beyond the calendar WHEN a time is asked for THEN nothing kept is used."""
     assert usable([layer(1, None)], at(9.0), lambda _: True) == []
@@ -72,75 +85,19 @@ def test_layers_become_one_when_they_are_many_or_large(monkeypatch: pytest.Monke
 def test_small_later_layers_become_one_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """GIVEN later layers WHEN the newest of them are few rows together THEN these are merged; the lowest never is."""
     monkeypatch.setattr(kept_table, "MERGED_ROWS_MAX", 100)
-    monkeypatch.setattr(kept_table, "MERGED_BYTES_MAX", 3)  # a layer here has one
+    monkeypatch.setattr(kept_table, "MERGED_BYTES_MAX", 3)
     lowest = layer(1, rows=1)
-    assert to_merge([lowest]) is None
-    assert to_merge([lowest, layer(2)]) is None
-    assert to_merge([lowest, layer(2, rows=50), layer(3, rows=50)]) == 1
-    assert to_merge([lowest, layer(2, rows=51), layer(3, rows=50)]) is None
-    assert to_merge([lowest, layer(2, rows=100), layer(3, rows=1), layer(4, rows=1)]) == 2
-    assert to_merge([lowest, *(layer(n) for n in range(2, 6))]) == 2
 
+    def merge(layers: list[Layer], size: int = 1) -> int | None:
+        return to_merge(layers, lambda _: size)
 
-def test_of_each_key_of_a_partition_the_newest_row_stays() -> None:
-    """GIVEN tables, the newest first WHEN they become one THEN each key has one row in each partition, the newest."""
-
-    def rows(*keys: tuple[int, str, int]) -> pa.Table:
-        made = [{"partition": partition, "row_key": key, "batch": batch} for partition, key, batch in keys]
-        return pa.Table.from_pylist(made, KEPT)
-
-    found = newest_of_each([rows((0, "a", 9), (1, "b", 9)), rows(), rows((0, "b", 5), (0, "a", 5)), rows((1, "b", 1))])
-    told = [(row["partition"], row["row_key"], row["batch"]) for row in found.to_pylist()]
-    assert sorted(told) == [(0, "a", 9), (0, "b", 5), (1, "b", 9)]
-    assert newest_of_each([rows()]).num_rows == 0
-
-
-@pytest.mark.parametrize("by_spark", [False, True])
-def test_layers_are_merged_unless_spark_has_written_one(tmp_path: Path, *, by_spark: bool) -> None:
-    """GIVEN layers above the lowest WHEN they are merged THEN the newest rows are in one file; one that Spark has
-    written, with times of its own, stays."""
-    shelf = Shelf(tmp_path, "public.orders")
-    assert shelf.open()
-    layers = []
-    for batch, keys in enumerate([["a", "b"], ["b", "c"]]):
-        rows = [{"partition": 0, "row_key": key, "batch": batch, "event_time": NOON, "gone": False} for key in keys]
-        path = shelf.folder / f"{batch}.parquet"
-        table = pa.Table.from_pylist(rows, KEPT)
-        if by_spark and batch == 0:
-            pq.write_table(table, path, use_deprecated_int96_timestamps=True, store_schema=False)
-        else:
-            write_kept(path, [table])
-        layers.append(replace(layer(batch), files=(described(path),)))
-    merged = shelf.merged(layers)
-    if by_spark:
-        assert merged == layers
-        return
-    (one,) = merged
-    assert one.marks == layers[-1].marks
-    found = pq.read_table(shelf.folder / one.files[0].name)
-    assert found.schema == KEPT
-    assert sorted((row["row_key"], row["batch"]) for row in found.to_pylist()) == [("a", 0), ("b", 1), ("c", 1)]
-
-
-def test_a_file_is_read_for_its_checksum_once_and_again_when_it_was_changed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """GIVEN a kept file that this process has read WHEN it is asked for again THEN it is not read; when a byte of it
-    was changed THEN that is noticed."""
-    shelf = Shelf(tmp_path, "t")
-    assert shelf.open()
-    path = shelf.folder / "rows.parquet"
-    write_kept(path, [KEPT.empty_table()])
-    kept = replace(layer(1), files=(described(path),))
-    shelf.keep([kept])
-    assert shelf.layers() == [kept]
-    with monkeypatch.context() as patched:
-        patched.setattr(kept_table.zlib, "crc32", lambda *_: pytest.fail("it was read again"))
-        assert shelf.layers() == [kept]
-    body = bytearray(path.read_bytes())
-    body[len(body) // 2] ^= 0xFF
-    path.write_bytes(bytes(body))
-    assert shelf.layers() == []
+    assert merge([lowest]) is None
+    assert merge([lowest, layer(2)]) is None
+    assert merge([lowest, layer(2, rows=50), layer(3, rows=50)]) == 1
+    assert merge([lowest, layer(2, rows=51), layer(3, rows=50)]) is None
+    assert merge([lowest, layer(2, rows=100), layer(3, rows=1), layer(4, rows=1)]) == 2
+    assert merge([lowest, *(layer(n) for n in range(2, 6))]) == 2
+    assert merge([lowest, layer(2), layer(3)], size=2) is None
 
 
 def file(**more: object) -> FileRange:

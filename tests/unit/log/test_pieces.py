@@ -58,7 +58,7 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Files:
 
 
 @given(rows_max=st.integers(1, 30), to=st.integers(1, 6), seed=st.integers(0, 10))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_every_row_comes_once_in_order_from_wherever_reading_stopped(
     log: Files, rows_max: int, to: int, seed: int
 ) -> None:

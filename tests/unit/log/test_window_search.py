@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from evermark.event import EVENT
@@ -87,7 +87,6 @@ def _by_hand(files: list[list[tuple[int | None, str, str, int]]], stretch: Stret
     return [(file, row) for _, _, file, row in sorted(found)]
 
 
-@settings(max_examples=150, deadline=None)
 @given(
     st.lists(st.lists(_EVENT, min_size=4, max_size=12), min_size=1, max_size=3),
     _STRETCHES,

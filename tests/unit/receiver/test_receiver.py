@@ -8,6 +8,7 @@ import io
 import json
 import threading
 from collections.abc import Callable, Mapping
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -239,6 +240,15 @@ def test_a_signed_body_that_cannot_be_read_is_refused_without_handling(body: byt
     assert receiver.handle(sign("x", NOW, body, SECRET), body).status == 400
     assert taken == []
     assert receiver.counters.rejected == 1
+
+
+def test_a_number_of_any_length_is_a_number() -> None:
+    """GIVEN a number longer than Python makes an int of, as a database may hold WHEN it comes THEN it is handled."""
+    digits = "9" * 5_000
+    body = json.dumps(item("a")).replace('"99.50"', digits).encode()
+    seen: list[Event] = []
+    assert receiver_for(seen.append).handle(sign("a", NOW, body, SECRET), body).status == 200
+    assert seen[0].data["total"] == Decimal(digits) and seen[0].data["id"] == 42
 
 
 def test_wrong_signature_and_size_are_refused_before_parsing() -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from evermark.delivery.base import RETRY_WAITS_S
 from evermark.delivery.decide.retry import next_attempt
+from evermark.delivery.limits import RETRY_WAITS_S
 from evermark_receiver import DedupCache
 
 

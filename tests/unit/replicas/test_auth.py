@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from evermark.errors import DeniedError
+from evermark.replicas import auth
 from evermark.replicas.auth import Gate, Party, new_key
 from evermark.secrets import Secret
 
@@ -67,3 +68,29 @@ def test_r12_an_answer_is_the_peers_and_of_this_request() -> None:
             A.check_answer(nonce, status, signature, body)
     with pytest.raises(DeniedError, match="not signed"):
         Party("shop", "a", "b", OTHER).check_answer("nonce", 200, signature, b"yes")
+
+
+def test_r12_a_signature_that_is_no_ascii_is_wrong() -> None:
+    """GIVEN a signature with another character in it THEN a request is refused as with any wrong one, and an answer."""
+    headers = A.sign_request("POST", PATH, BODY, NOW)
+    with pytest.raises(DeniedError, match="signature"):
+        gate().check("POST", PATH, headers | {"evermark-signature": "\xe9" * 64}, BODY, NOW)
+    with pytest.raises(DeniedError, match="not signed"):
+        A.check_answer("nonce", 200, "\udc80", b"yes")
+
+
+def test_r12_a_peer_that_asks_too_often_shuts_out_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """GIVEN as many requests of a peer as are remembered THEN its next is refused until one of them is old, and another
+    peer's is let in."""
+    monkeypatch.setattr(auth, "NONCES_MAX", 3)
+    guard, c = gate(), Party("shop", "c", "b", OTHER)
+
+    def ask(party: Party, now_ms: int) -> str:
+        return guard.check("POST", PATH, party.sign_request("POST", PATH, BODY, now_ms), BODY, now_ms).peer
+
+    for _ in range(3):
+        ask(A, NOW)
+    with pytest.raises(DeniedError, match="too many"):
+        ask(A, NOW)
+    assert ask(c, NOW) == "c"
+    assert ask(A, NOW + 2001) == "a"

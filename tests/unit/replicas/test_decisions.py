@@ -263,6 +263,30 @@ def test_r14_digests_find_exactly_the_rows_that_differ(keys: set[int], seed: int
     assert whole and sorted(found, key=lambda each: each.record_id) == compared(mine, theirs)
 
 
+@pytest.mark.parametrize("keys", [[], [""], ["a"], ["z"], ["n", "m"], ["m", "m"]])
+def test_r14_a_range_that_is_not_cut_ends_the_comparison(keys: list[str]) -> None:
+    """GIVEN a side that says again and again that it has more rows, and cuts a range into none that are smaller THEN
+    that is an error, and not gone on with."""
+
+    class Here(_Rows):
+        def digests(self, spans: list[Span]) -> list[Digest]:
+            return [Digest(1, b"alike" if None in span else b"here") for span in spans]
+
+        def cuts(self, spans: list[Span], pieces: int) -> list[list[str]]:
+            return [["a", "z"]]
+
+    class There(_Rows):
+        def digests(self, spans: list[Span]) -> list[Digest]:
+            return [Digest(1, b"alike") if None in span else Digest(1000, b"there") for span in spans]
+
+        def cuts(self, spans: list[Span], pieces: int) -> list[list[str]]:
+            assert spans == [("a", "z")], "it was gone on with"
+            return [keys]
+
+    with pytest.raises(FormatError, match="into smaller ones"):
+        differing(Here({}), There({}), 10)
+
+
 def test_r14_few_differences_in_many_rows_move_little() -> None:
     """GIVEN ten rows of 100 000 that differ WHEN compared THEN less than a hundredth of a row each is moved."""
     mine = {f"{key:06d}": b"12345678" for key in range(100_000)}

@@ -52,8 +52,19 @@ def test_r11_a_manifest_of_which_anything_was_changed_is_damaged(changed: dict[s
         ({"files": (2,)}, "other files"),
         ({"files": (1, 1, 0)}, "other files"),
         ({"chunks": (CHUNK, replace(CHUNK, size=CHUNK_BYTES_MAX + 1))}, "too large"),
+        ({"clock": 2**62}, "impossible clock"),
+        ({"clock": -1}, "impossible clock"),
     ],
-    ids=["another table", "another kind", "a piece more", "one file", "three files", "a piece that is too large"],
+    ids=[
+        "another table",
+        "another kind",
+        "a piece more",
+        "one file",
+        "three files",
+        "a large piece",
+        "a clock beyond all",
+        "no clock",
+    ],
 )
 def test_r8_a_manifest_of_something_else_than_was_asked_for_is_refused(changed: dict[str, Any], why: str) -> None:
     """GIVEN a manifest that is whole, and of another table, of other files or too large THEN nothing is fetched."""

@@ -15,8 +15,8 @@ from evermark.cluster.base import Holder
 from evermark.cluster.fence import DELIVER_LEASE
 from evermark.cluster.memory import MemoryLeases
 from evermark.config import TokenConfig
-from evermark.delivery.base import MadeBy, SourcePartition
 from evermark.delivery.decide.answers import Verdict
+from evermark.delivery.model import MadeBy, SourcePartition
 from evermark.delivery.replay.memory import MemoryReplays
 from evermark.delivery.store.memory import MemoryDelivery
 from evermark.delivery.store.stream_status import StreamStatus

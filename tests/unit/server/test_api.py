@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from evermark.delivery.base import Cursor, Fate, GroupWork, Outcome, SubscriptionState
 from evermark.delivery.decide.answers import Verdict
+from evermark.delivery.model import Cursor, Fate, GroupWork, Outcome, SubscriptionState
 from evermark.delivery.webhook.base import Answer
 from evermark.errors import BusyError, EvermarkError, Kind, UnreachableError
 from evermark.server.api import BODY_BYTES_MAX, STATUSES, WAITING_MAX

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from evermark.delivery.base import Cursor, GroupWork
+from evermark.delivery.model import Cursor, GroupWork
 from evermark.testing.contracts.bot_scene import waiting
 from evermark.testing.contracts.scene import P0, T0, done
 from tests.unit.server.api_scene import BOT, READER, SECRET, Scene, served_by_one
@@ -181,7 +181,7 @@ def test_a_bot_of_the_file_is_the_files(api: Scene) -> None:
     spec = api.store.subscription("helper").spec
     assert api.ask("DELETE", "/v1/bots/helper").status == 204
     assert api.ask("GET", "/v1/bots/helper").status == 404
-    from evermark.delivery.base import MadeBy
+    from evermark.delivery.model import MadeBy
 
     kept = api.store.subscription("file").spec
     api.store.register([kept, replace(spec, secrets=(api.box.seal(SECRET),))], MadeBy.FILE, {}, api.epoch)

@@ -13,7 +13,7 @@ from starlette.routing import Route
 
 from evermark.config import BotConfig
 from evermark.config.subscription_requests import asked, asked_changes
-from evermark.delivery.base import Cursor, GroupWork
+from evermark.delivery.model import Cursor, GroupWork
 from evermark.delivery.replay.plan import AskedBy, Request
 from evermark.server.api import STATUSES
 from evermark.server.bots import BotAsked, BotChange, KeysAsked
@@ -181,7 +181,7 @@ def test_answers_are_as_the_document_says(doc: dict[str, Any], tmp_path: Path) -
 
 def _replay(scene: Scene) -> str:
     """A replay to ask about."""
-    return scene.replays.ask(Request(AskedBy.API, "shop", T0, T0), scene.epoch)
+    return scene.replays.request(Request(AskedBy.API, "shop", T0, T0), scene.epoch)
 
 
 def _prepared(scene: Scene, path: str) -> int:

@@ -8,16 +8,18 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlencode
 
 import pytest
 
-from evermark.delivery.base import BotSpec, SubscriptionSpec
+from evermark.delivery.model import BotSpec, SourcePartition, SubscriptionSpec
+from evermark.delivery.tail import hub as hub_module
 from evermark.delivery.tail.hub import TailLimits
-from evermark.delivery.tail.wish import no_spark
+from evermark.delivery.tail.wish import BySpark, Wish, no_spark
 from evermark.errors import NotFoundError
+from evermark.log.pieces import LogPiece
 from evermark.observe.health import HealthBoard
 from evermark.observe.metrics import Metrics
 from evermark.server import tail as tail_module
@@ -39,6 +41,7 @@ class Scene:
     log: MemoryLog
     server: Server
     metrics: Metrics
+    board: HealthBoard
 
     def value(self, name: str) -> float:
         return self.metrics.registry.get_sample_value(f"evermark_{name}") or 0.0
@@ -89,14 +92,14 @@ def scene() -> Iterator[Scene]:
 
 
 @contextmanager
-def served() -> Iterator[Scene]:
-    log, metrics = MemoryLog(), Metrics()
+def served(by_spark: BySpark = no_spark) -> Iterator[Scene]:
+    log, metrics, board = MemoryLog(), Metrics(), HealthBoard()
     log.take(P0)
-    server = Server("127.0.0.1", 0, HealthBoard(), metrics, Tokens(TOKENS))
+    server = Server("127.0.0.1", 0, board, metrics, Tokens(TOKENS))
     server.start()
     try:
-        server.tail.open(TailOf(log, frozenset({"shop"}), subscription, no_spark, TailLimits(ring_bytes=2_000_000)))
-        yield Scene(log, server, metrics)
+        server.tail.open(TailOf(log, frozenset({"shop"}), subscription, by_spark, TailLimits(ring_bytes=2_000_000)))
+        yield Scene(log, server, metrics, board)
     finally:
         server.tail.close()
         server.stop()
@@ -210,6 +213,88 @@ def served_again(scene: Scene) -> Iterator[Scene]:
         other.server.tail.close()
         other.server.tail.open(TailOf(scene.log, frozenset({"shop"}), subscription, no_spark))
         yield other
+
+
+@dataclass
+class SlowSpark:
+    """Answers nobody until it may: then the events of key 1."""
+
+    may: threading.Event = field(default_factory=threading.Event)
+    asked: int = 0
+
+    def __call__(self, place: SourcePartition, piece: LogPiece, wish: Wish) -> set[tuple[int, str]]:
+        self.asked += 1
+        assert self.may.wait(300)
+        return {(row["batch"], row["position"]) for row in piece.rows.to_pylist() if row["key"] == "1"}
+
+
+@pytest.mark.parametrize("in_doubt", [False, True])
+def test_clients_that_wait_for_spark_hold_up_no_other(in_doubt: bool) -> None:
+    """GIVEN a Spark that does not answer, and several clients whose predicates only it can decide, or whose events
+    leave them in doubt WHEN another client begins at the beginning THEN it is let in at once, gets all that there is
+    and what comes; WHEN Spark answers THEN they have theirs.
+    """
+    spark = SlowSpark()
+    with served(spark) as scene:
+        made = scene.log.ids() + scene.log.take(P0, 3)
+        if in_doubt:
+            scene.log.batches[P0][-1][1]["payload"] = '{"n": 1, "n": 2}'
+        wanted = [f"data.n in (1, {n})" if in_doubt else f"key rlike '^1{{1,{n}}}$'" for n in range(10, 16)]
+        waiting = [scene.follow("/v1/tail?" + urlencode({"from": "beginning", "where": where})) for where in wanted]
+        connected(scene, *waiting)
+        until(lambda: spark.asked >= 2, what="all threads that ask Spark wait for it")
+        plain = scene.follow("/v1/tail?from=beginning")
+        until(lambda: plain.ids == made, timeout_s=20, what="it has all that there is")
+        made += scene.log.take(P0)
+        until(lambda: plain.ids == made, timeout_s=20, what="and what comes")
+        assert all(each.ids == [] for each in waiting) or in_doubt
+        spark.may.set()
+        until(lambda: all(made[2] in each.ids for each in waiting), what="they have theirs")
+
+
+def test_different_predicates_that_need_spark_are_few(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """GIVEN as many predicates that only Spark can decide as there may be WHEN a client comes with another THEN it is
+    refused with the bound, and what to do; not one with the same, or one that needs no Spark; WHEN the clients of one
+    are gone THEN there is room.
+    """
+    monkeypatch.setattr(tail_module, "SPARK_WISHES_MAX", 2)
+
+    def follow(number: int) -> Following:
+        return scene.follow("/v1/tail?" + urlencode({"where": f"key rlike '{number}'"}))
+
+    clients = [follow(number) for number in (1, 2, 2)]
+    refused = follow(3)
+    assert refused.answer.status == 503
+    error = refused.error
+    assert "2 different predicates" in error["message"] and "rlike" in error["hint"]
+    assert scene.follow("/v1/tail?" + urlencode({"where": "data.n = 3"})).answer.status == 200
+    connected(scene, *clients)
+    clients[1].hang_up()
+    until(lambda: scene.value("tail_clients") == 3, what="the server sees that it is gone")
+    assert follow(3).answer.status == 503
+    clients[2].hang_up()
+    until(lambda: scene.value("tail_clients") == 2, what="the server sees that the other is gone")
+    assert follow(3).answer.status == 200
+
+
+def test_health_names_the_file_that_clients_wait_for(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """GIVEN a client that comes to a missing file WHEN it waits THEN health names the file and what to do, and so does
+    what the client is told; WHEN the file is back THEN the client goes on by itself, and all is well.
+    """
+    monkeypatch.setattr(hub_module, "STUCK_REST_S", 0.2)
+    made = scene.log.take(P0)
+    scene.log.lost.add((P0, 2))
+    client = scene.follow("/v1/tail?from=beginning")
+    said = "the file shop/p0-b2.parquet of the log is missing"
+    until(lambda: [kind for kind, _ in client.events] == ["stuck"], what="the client is told")
+    assert client.events[0][1]["message"] == said
+    (trouble,) = scene.board.log_troubles()
+    assert (trouble.source, trouble.what) == ("shop", "the live tail of partition 0")
+    assert said in trouble.reason and "put it back" in trouble.hint
+    scene.log.lost.clear()
+    until(lambda: client.ids[-1:] == made, what="it goes on")
+    until(lambda: [kind for kind, _ in client.events] == ["stuck", "unstuck"], what="and is told")
+    assert scene.board.log_troubles() == []
 
 
 def test_a_client_that_takes_nothing_costs_little_and_misses_nothing(scene: Scene) -> None:

@@ -55,7 +55,7 @@ class Scene:
         self.partitions = range(partitions)
         self.at = dict.fromkeys(self.partitions, self.text(Position(10)))
         self.own()
-        self.copy = self.copies.ask("shop", "shop.a", "").id
+        self.copy = self.copies.request("shop", "shop.a", "").id
         self.copies.plan(self.copy, [(None, None)] * 3, self.epoch)
 
     def own(self) -> None:

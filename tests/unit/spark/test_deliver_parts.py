@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evermark.delivery.base import BEGINNING, BotSpec, SourcePartition, SubscriptionSpec
 from evermark.delivery.decide.key_parts import cut_by_key
+from evermark.delivery.model import BEGINNING, BotSpec, SourcePartition, SubscriptionSpec
 from evermark.delivery.run.matched_here import ROWS_MAX
 from evermark.delivery.work import Assignment, DeliveryOptions, Span
 from evermark.errors import EngineError

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from evermark.delivery.base import Cursor, SubscriptionSpec
+from evermark.delivery.model import Cursor, SubscriptionSpec
 from evermark.delivery.replay.plan import ReplayWork
 from evermark.delivery.replay.timeslice import Mark, TimeSlice
 from evermark.delivery.work import Assignment, DeliveryOptions, Span

@@ -23,7 +23,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from evermark.delivery.base import SESSION_CHARS_MAX, BotMode, BotSpec, BotView, Mark
+from evermark.delivery.limits import SESSION_CHARS_MAX
+from evermark.delivery.model import BotMode, BotSpec, BotView, Mark
 from evermark.event import Op
 
 _KEPT_MAX = 8_192

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 
-from evermark.delivery.base import ASK_EVERY, ASK_EVERY_MAX, KEYS_AT_ONCE_MAX, KEYS_MAX, SESSION_CHARS_MAX
 from evermark.delivery.bots.forward import is_session
+from evermark.delivery.limits import KEY_ASKED_EVERY, KEY_ASKED_EVERY_MAX, KEYS_AT_ONCE_MAX, KEYS_MAX, SESSION_CHARS_MAX
 from evermark.errors import ConfigError, ConflictError, NotFoundError
 
 
@@ -34,7 +34,7 @@ def unknown_key(session: str) -> NotFoundError:
     return NotFoundError(f"no key is published for session {session[:80]!r}", hint="publish it: PUT …/keys")
 
 
-def next_ask_at(asked_at: datetime | None, asks: int, now: datetime) -> datetime:
+def key_asked_next_at(asked_at: datetime | None, asks: int, now: datetime) -> datetime:
     """When a key is asked for again, after `asks` times, the last at `asked_at`."""
-    wait: timedelta = min(ASK_EVERY_MAX, ASK_EVERY * 2.0 ** (min(asks, 20) - 1))
+    wait: timedelta = min(KEY_ASKED_EVERY_MAX, KEY_ASKED_EVERY * 2.0 ** (min(asks, 20) - 1))
     return now if asked_at is None else asked_at + wait

@@ -17,8 +17,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from evermark.delivery.base import BotSpec, BotView, Mark, MembershipDelta, Stay
 from evermark.delivery.bots.forward import parsed
+from evermark.delivery.model import BotSpec, BotView, Mark, MembershipDelta, Stay
 from evermark.errors import ConflictError
 from evermark.event import Op
 

@@ -19,9 +19,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from evermark import failpoint
-from evermark.delivery.base import BotSpec, BotView, Cursor, MembershipDelta, SourcePartition, Stay, SubscriptionSpec
 from evermark.delivery.bots.membership import Move, lesson, moves_of, view_of
 from evermark.delivery.decide.backlog import next_span
+from evermark.delivery.model import BotSpec, BotView, Cursor, MembershipDelta, SourcePartition, Stay, SubscriptionSpec
 from evermark.delivery.ports import BotStore
 from evermark.delivery.work import Span
 from evermark.errors import EngineError, EvermarkError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 
-from evermark.delivery.base import BEGINNING, Cursor, CursorVector, SourcePartition
+from evermark.delivery.model import BEGINNING, Cursor, CursorVector, SourcePartition
 from evermark.delivery.work import Span
 from evermark.log.read import FileRange, overlaps
 

@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from evermark.delivery.base import Fate, Outcome, SourcePartition, Subscription
+from evermark.delivery.model import Fate, Outcome, SourcePartition, Subscription
 from evermark.delivery.work import Result
 
 

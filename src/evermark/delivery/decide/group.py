@@ -21,7 +21,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from evermark.delivery.base import (
+from evermark.delivery.decide import retry
+from evermark.delivery.decide.retry import LIMITS, EndpointLimits
+from evermark.delivery.model import (
     Cursor,
     CursorVector,
     Fate,
@@ -33,8 +35,6 @@ from evermark.delivery.base import (
     Subscription,
     SubscriptionState,
 )
-from evermark.delivery.decide import retry
-from evermark.delivery.decide.retry import LIMITS, EndpointLimits
 from evermark.delivery.work import both
 from evermark.errors import ConflictError
 

@@ -19,7 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from evermark.delivery.base import Cursor, Fate, Outcome, ParkedEvent, SubscriptionSpec
+from evermark.delivery.model import Cursor, Fate, Outcome, ParkedEvent, SubscriptionSpec
 from evermark.delivery.work import Assignment, KeyPart, Result, both, fold
 from evermark.event import Op
 

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from evermark.delivery.base import SubscriptionSpec
+from evermark.delivery.model import SubscriptionSpec
 from evermark.errors import ConfigError
 from evermark.predicate import vetted, wanted_ops
 from evermark.predicate.index import Filter

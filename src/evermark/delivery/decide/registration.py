@@ -14,9 +14,10 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from evermark.delivery.base import (
+from evermark.delivery.decide.group import SubscriptionRecord, clean
+from evermark.delivery.limits import SECRETS_MAX
+from evermark.delivery.model import (
     BEGINNING,
-    SECRETS_MAX,
     Cursor,
     CursorVector,
     Group,
@@ -26,7 +27,6 @@ from evermark.delivery.base import (
     SubscriptionSpec,
     SubscriptionState,
 )
-from evermark.delivery.decide.group import SubscriptionRecord, clean
 from evermark.errors import ConfigError, ConflictError, NotFoundError
 
 NAME_CHARS_MAX = 200

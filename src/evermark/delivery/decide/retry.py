@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 
-from evermark.delivery.base import RETRY_WAITS_S
 from evermark.delivery.decide.answers import Verdict
+from evermark.delivery.limits import RETRY_WAITS_S
 
 RETRY_AFTER_S_MAX = 24 * 3600.0
 ENDPOINT_BACKOFF_S_MAX = 300.0

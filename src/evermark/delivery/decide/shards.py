@@ -10,8 +10,8 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from evermark.delivery.base import BEGINNING, CursorVector, Group
 from evermark.delivery.decide.group import SubscriptionRecord, out_of_group
+from evermark.delivery.model import BEGINNING, CursorVector, Group
 
 FIRST = 0  # the shard that there always is; its owner also does everything that is not done for each shard
 MOVED = "moves to another shard"

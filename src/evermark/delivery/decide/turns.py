@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
 
-from evermark.delivery.base import Subscription
+from evermark.delivery.model import Subscription
 
 # A turn that others wait for, and a piece of work in it, end after this.
 TURN_S = 10.0

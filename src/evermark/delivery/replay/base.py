@@ -30,7 +30,7 @@ class ReplayStore(Protocol):
     def register(self, request: Request, epoch: int, *, partition: int = 0) -> bool:
         """A control event asked; False when it had been registered before."""
 
-    def ask(self, request: Request, epoch: int) -> str:
+    def request(self, request: Request, epoch: int) -> str:
         """A person asks; returns the new replay's id."""
 
     def cancel(self, replay: str, epoch: int) -> bool:
@@ -48,6 +48,9 @@ class ReplayStore(Protocol):
 
     def start(self, replay: str, heads: Mapping[int, int], rows: int, targets: Sequence[Target], epoch: int) -> None:
         """From waiting to running, with everything that is fixed by its start."""
+
+    def note_waiting(self, replay: str, reason: str, epoch: int) -> None:
+        """Why it cannot start; its start ends that. Does nothing if it is not waiting any more."""
 
     def settle(self, begun: Target, piece: TimeSlice, step: Replayed, pace: float, now: datetime, epoch: int) -> Target:
         """Close one step of a target; returns it as it then is. `pace`: how many times as long it might have taken."""

@@ -59,7 +59,7 @@ class MemoryReplays:
             self._add(request)
             return True
 
-    def ask(self, request: Request, epoch: int) -> str:
+    def request(self, request: Request, epoch: int) -> str:
         with self._tables.fenced(epoch):
             return self._add(request)
 
@@ -89,8 +89,14 @@ class MemoryReplays:
             found = self._found(replay)
             if found.state is not ReplayState.WAITING:
                 raise not_waiting(replay)
-            self._set(replace(found, state=ReplayState.RUNNING, heads=dict(heads), log_rows=rows))
+            self._set(replace(found, state=ReplayState.RUNNING, reason="", heads=dict(heads), log_rows=rows))
             self._targets.update({(replay, target.subscription): target for target in targets})
+
+    def note_waiting(self, replay: str, reason: str, epoch: int) -> None:
+        with self._tables.fenced(epoch):
+            found = self._found(replay)
+            if found.state is ReplayState.WAITING:
+                self._set(replace(found, reason=shortened(reason)))
 
     def settle(self, begun: Target, piece: TimeSlice, step: Replayed, pace: float, now: datetime, epoch: int) -> Target:
         with self._tables.fenced(epoch):

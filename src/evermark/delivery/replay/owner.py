@@ -13,7 +13,8 @@ from evermark.delivery.replay.base import ReplayStore
 from evermark.delivery.replay.plan import Control, Due, Replay, Replayed, SliceLimits, Target, percent, rest_s, to_begin
 from evermark.delivery.replay.replayer import Replayer
 from evermark.delivery.replay.request import request_of
-from evermark.errors import ConfigError, ConflictError, EvermarkError, StaleError
+from evermark.error_policy import backoff_s
+from evermark.errors import ConfigError, ConflictError, EvermarkError, StaleError, known
 from evermark.runtime import Log, Runtime, Task, Wake, any_set
 from evermark.sources.base import Source
 
@@ -24,6 +25,9 @@ class ReplayLimits:
     at_once: int = 2
     at_once_flowing: int = 1
     rest_s_max: float = 10.0
+    # A step that failed for a reason of our own (State is away, Spark was refused) is tried less and less often.
+    failed_wait_s_max: float = 10.0
+    failed_quietly_max: int = 3  # so often in a row; then it is said of the replay, too
     # How often ended requests are looked for; a source that cannot be told so is tried less and less often.
     clear_wait_s: float = 1.0
     clear_wait_s_max: float = 300.0
@@ -37,7 +41,7 @@ class ControlReader(Protocol):
 
 @dataclass
 class RequestDesk:
-    """Registers what control events of one source ask for; `Taker` says where in the log to look."""
+    """Registers what control events of one source ask for; `BatchTaker` says where in the log to look."""
 
     replays: ReplayStore
     source: str
@@ -63,15 +67,15 @@ class RequestDesk:
                 )
 
 
-class ReplayNews(Protocol):
-    def replaying(self, running: list[Replay]) -> None:
-        """These run now; none when this instance does not deliver any more."""
+class ReplayObserver(Protocol):
+    def replaying(self, replays: list[Replay]) -> None:
+        """These wait or run now; none when this instance does not deliver any more."""
 
     def by_replay(self, due: Due, result: Replayed) -> None: ...
 
-    def replay_stuck(self, due: Due, error: EvermarkError) -> None:
-        """A replay cannot go on for a subscription: the log cannot be read there. Told again while it lasts; what is
-        said by `by_replay` of the same target ends it.
+    def replay_stuck(self, replay: Replay, subscription: str | None, error: EvermarkError) -> None:
+        """A replay cannot go on for a subscription, or (None) cannot start: the log cannot be read there. Told again
+        while it lasts; what is said by `by_replay` of the same target, or its start, ends it.
         """
 
 
@@ -83,7 +87,7 @@ class ReplayLoop:
 
     replayer: Replayer
     sources: Mapping[str, Source]
-    news: ReplayNews
+    observer: ReplayObserver
     runtime: Runtime
     log: Log
     ends: tuple[Wake, ...]
@@ -92,13 +96,14 @@ class ReplayLoop:
     _busy: set[str] = field(default_factory=set, init=False)
     _tasks: list[Task] = field(default_factory=list, init=False)
     _served: dict[str, float] = field(default_factory=dict, init=False)
+    _failed: dict[str, tuple[int, float]] = field(default_factory=dict, init=False)  # how often, and not before when
     _clear_at: float = field(default=0.0, init=False)
 
     def __post_init__(self) -> None:
         self._wake = self.runtime.wake()
         self._clear_wait_s = self.limits.clear_wait_s
         self.replayer.on_step = self._on_step
-        self.replayer.on_stuck = self.news.replay_stuck
+        self.replayer.on_stuck = self.observer.replay_stuck
         self.replayer.on_ended = self._on_ended
 
     def run(self) -> None:
@@ -116,14 +121,16 @@ class ReplayLoop:
         finally:
             for task in self._tasks:
                 task.join()
-            self.news.replaying([])
+            self.observer.replaying([])
 
     def _look(self) -> None:
         busy = set(self._busy)  # before the look: what is seen of a target that is worked for may be old
-        running, due = self.replayer.look()
-        self.news.replaying(running)
+        replays, due = self.replayer.look()
+        self.observer.replaying(replays)
         if not due:
             return
+        now = self.runtime.monotonic()
+        due = [one for one in due if self._failed.get(one.target.subscription, (0, now))[1] <= now]
         at_once = self.limits.at_once_flowing if self.replayer.flowing() else self.limits.at_once
         for one in to_begin(due, busy, self._served, at_once):
             name = one.target.subscription
@@ -140,18 +147,30 @@ class ReplayLoop:
                 return
             flowing = self.replayer.flowing()
             took_s = self.replayer.step(one, flowing=flowing)
+            self._failed.pop(name, None)
             rest = min(self.limits.rest_s_max, rest_s(took_s, flowing, self.cores))
             if rest:
                 self.runtime.wait(rest, *self.ends)
         except ConflictError as error:
             self.log.info("replay looks again", subscription=name, error=error)
         except Exception as error:  # noqa: BLE001 - tried again, not at once: it fails again
-            self.log.warning("replay not moved", subscription=name, error=error)
+            times, _ = self._failed.get(name, (0, 0.0))
+            wait_s = backoff_s(times, base_s=self.limits.look_every_s, max_s=self.limits.failed_wait_s_max)
+            self._failed[name] = times + 1, self.runtime.monotonic() + wait_s
+            self.log.warning("replay not moved", subscription=name, tried_again_in_s=wait_s, error=error)
+            if times >= self.limits.failed_quietly_max:
+                self._hold_up(one, known(error))
             again = False
         finally:
             self._busy.discard(name)
         if again:
             self._wake.set()
+
+    def _hold_up(self, one: Due, error: EvermarkError) -> None:
+        try:
+            self.replayer.hold_up(one, error)
+        except EvermarkError as untold:  # it is State that is away, or the replay ended, or is another instance's
+            self.log.debug("that a replay failed could not be noted", replay=one.replay.id, error=untold)
 
     def _clear(self) -> None:
         """Tell the sources that replays they asked for are over."""
@@ -184,7 +203,7 @@ class ReplayLoop:
         self.log.warning("replay given up", replay=replay.id, subscription=target.subscription, done=done, reason=why)
 
     def _on_step(self, one: Due, result: Replayed) -> None:
-        self.news.by_replay(one, result)
+        self.observer.by_replay(one, result)
         name, outcome = one.target.subscription, result.outcome
         if outcome.fate not in ("done", "unfinished"):
             self.log.warning("replay waits", replay=one.replay.id, subscription=name, reason=outcome.reason)

@@ -22,7 +22,10 @@ from enum import StrEnum
 from functools import reduce
 from typing import Protocol
 
-from evermark.delivery.base import (
+from evermark.delivery.decide.group import REASON_CHARS_MAX, Jitter
+from evermark.delivery.decide.key_parts import with_room
+from evermark.delivery.decide.retry import STUCK_REST_S, endpoint_backoff_s
+from evermark.delivery.model import (
     BotView,
     Fate,
     HeldKey,
@@ -32,9 +35,6 @@ from evermark.delivery.base import (
     SubscriptionSpec,
     SubscriptionState,
 )
-from evermark.delivery.decide.group import REASON_CHARS_MAX, Jitter
-from evermark.delivery.decide.key_parts import with_room
-from evermark.delivery.decide.retry import STUCK_REST_S, endpoint_backoff_s
 from evermark.delivery.replay.timeslice import Mark, TimeSlice, exceeds, with_rest
 from evermark.delivery.work import both
 from evermark.log.read import FileRange
@@ -238,11 +238,12 @@ def is_orphaned(target: Target, subscriptions: Subscriptions) -> bool:
     return found is None or found.generation != target.generation
 
 
-def is_over_for(target: Target, subscriptions: Subscriptions, now: datetime) -> str:
+def is_over_for(target: Target, subscriptions: Subscriptions, now: datetime, *, was_tried: bool = True) -> str:
     """Why a target can end unfinished; empty while it cannot.
 
     A subscription that is suspended, or whose endpoint fails, may come back: it is waited for as long as its ttl, and
-    not for ever, because the log keeps everything while a replay is open.
+    not for ever, because the log keeps everything while a replay is open. `was_tried`: by this owner. Of a receiver
+    that is served, the time in which nobody delivered says nothing.
     """
     if is_orphaned(target, subscriptions):
         return "the subscription is gone"
@@ -250,8 +251,10 @@ def is_over_for(target: Target, subscriptions: Subscriptions, now: datetime) -> 
     if subscription.state is SubscriptionState.DISABLED:
         return "the subscription is disabled"
     ttl = timedelta(seconds=subscription.spec.ttl_s)
-    if ttl and target.stuck_since is not None and now - target.stuck_since > ttl:
-        return f"expired: nothing of it could be delivered since {target.stuck_since:%Y-%m-%d %H:%M} UTC, its ttl"
+    is_tried = was_tried or subscription.state not in _SERVED
+    if ttl and is_tried and target.stuck_since is not None and now - target.stuck_since > ttl:
+        why = f": {target.reason}" if target.reason else ""
+        return f"expired: nothing of it could be delivered since {target.stuck_since:%Y-%m-%d %H:%M} UTC, its ttl{why}"
     return ""
 
 

@@ -37,7 +37,7 @@ class PostgresReplays:
         with fenced(self._state, source_lease(source), epoch, source_lease(source, partition)) as conn:
             return conn.execute(sql.REGISTER, _given(request, new_replay_id())).rowcount == 1
 
-    def ask(self, request: Request, epoch: int) -> str:
+    def request(self, request: Request, epoch: int) -> str:
         made = new_replay_id()
         with self._fenced(epoch) as conn:
             conn.execute(sql.REGISTER, _given(request, made))
@@ -75,6 +75,10 @@ class PostgresReplays:
             conn.execute(sql.START, {"id": replay, "heads": fixed, "log_rows": rows})
             for target in targets:
                 conn.execute(sql.ADD_TARGET, _target_row(target))
+
+    def note_waiting(self, replay: str, reason: str, epoch: int) -> None:
+        with self._fenced(epoch) as conn:
+            conn.execute(sql.NOTE_WAITING, (storable(shortened(reason)), replay))
 
     def settle(self, begun: Target, piece: TimeSlice, step: Replayed, pace: float, now: datetime, epoch: int) -> Target:
         with self._fenced(epoch) as conn:

@@ -30,9 +30,11 @@ OPEN_SOURCES = "select distinct source from replays where state in ('waiting', '
 
 STATE_LOCKED = "select state from replays where id = %s for update"
 START = """
-update replays set state = 'running', heads = %(heads)s, log_rows = %(log_rows)s, changed_at = clock_timestamp()
+update replays
+set state = 'running', reason = '', heads = %(heads)s, log_rows = %(log_rows)s, changed_at = clock_timestamp()
 where id = %(id)s
 """
+NOTE_WAITING = "update replays set reason = %s where id = %s and state = 'waiting'"
 ADD_TARGET = """
 insert into replay_targets (replay, subscription, generation, at_time, slice_rows)
 values (%(replay)s, %(subscription)s, %(generation)s, %(at_time)s, %(slice_rows)s)

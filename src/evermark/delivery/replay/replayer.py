@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from evermark import failpoint
-from evermark.delivery.base import BotView, Fate, Outcome, SourcePartition
 from evermark.delivery.bots.views import BotViews
+from evermark.delivery.decide.retry import STUCK_REST_S
+from evermark.delivery.model import BotView, Fate, Outcome, SourcePartition
 from evermark.delivery.ports import DeliveryStore, LogView
 from evermark.delivery.replay import plan as decide
 from evermark.delivery.replay.base import ReplayStore
 from evermark.delivery.replay.plan import Due, Replay, ReplayDeliverer, Replayed, ReplayState, ReplayWork, Target
 from evermark.delivery.replay.timeslice import TimeSlice, next_slice, readable, rows_between
 from evermark.error_policy import is_stuck
-from evermark.errors import EvermarkError, FormatError, NotFoundError
+from evermark.errors import ConflictError, EvermarkError, FormatError, NotFoundError, StaleError, known
 from evermark.log.opened import PLAYBOOK
 from evermark.log.read import FileRange
 
@@ -43,34 +45,54 @@ class Replayer:
     stopwatch: Callable[[], float] = time.monotonic
     slices: decide.SliceLimits = decide.SLICES
     on_step: Callable[[Due, Replayed], None] = lambda _due, _result: None
-    on_stuck: Callable[[Due, EvermarkError], None] = lambda _due, _error: None  # the log cannot be read there
+    # It cannot go on for a subscription, or (None) cannot start, and waits.
+    on_stuck: Callable[[Replay, str | None, EvermarkError], None] = lambda *_: None
     on_ended: Callable[[Replay, Target, str], None] = lambda _replay, _target, _why: None  # unfinished
     _prepared: dict[tuple[str, str], TimeSlice] = field(default_factory=dict)
+    _start_at: dict[str, datetime] = field(default_factory=dict)  # replays that could not start: not before then
+    _tried: set[tuple[str, str]] = field(default_factory=set)  # replays, and the subscriptions they were tried for
 
     def look(self) -> tuple[list[Replay], list[Due]]:
-        """Start waiting replays, end replays that are over. Returns the running replays, and the due targets."""
-        found: list[Replay] = []
+        """Start waiting replays, end replays that are over; one that cannot be started or ended holds up no other.
+        Returns the open replays, and the due targets.
+        """
         ended: set[tuple[str, str]] = set()
-        replays = self.replays.open()
-        known = self.store.subscriptions() if replays else {}
+        found = self.replays.open()
+        subscriptions = self.store.subscriptions() if found else {}
         now = self.clock()
-        for replay in replays:
-            if replay.state is ReplayState.WAITING:
-                self._start(replay, now)
-                continue
-            for target in replay.targets:
-                why = decide.is_over_for(target, known, now) if target.state is decide.TargetState.RUNNING else ""
-                if why:
-                    self.replays.end_target(replay.id, target.subscription, why, self.epoch)
-                    ended.add((replay.id, target.subscription))
-                    self.on_ended(replay, target, why)
-            if decide.has_ended(replay):
-                self.replays.finish(replay.id, self.epoch)
-            found.append(replay)
-        for target in decide.newly_stuck(found, known):
+        for replay in found:
+            try:
+                if replay.state is not ReplayState.WAITING:
+                    self._end(replay, subscriptions, now, ended)
+                elif self._start_at.get(replay.id, now) <= now:
+                    self._start(replay, now)
+            except StaleError:
+                raise  # the lease is another instance's now
+            except ConflictError:
+                continue  # a person cancelled it meanwhile
+            except Exception as error:  # noqa: BLE001 - it is said, and tried again
+                self._hold_up_whole(replay, known(error), now)
+        for target in decide.newly_stuck(found, subscriptions):
             self.replays.note_stuck(target, now, self.epoch)
-        due = decide.due(found, known, now)
+        self._tried &= {(replay.id, target.subscription) for replay in found for target in replay.targets}
+        self._start_at = {each.id: self._start_at[each.id] for each in found if each.id in self._start_at}
+        due = decide.due(found, subscriptions, now)
         return found, [one for one in due if (one.replay.id, one.target.subscription) not in ended]
+
+    def _end(
+        self, replay: Replay, subscriptions: decide.Subscriptions, now: datetime, ended: set[tuple[str, str]]
+    ) -> None:
+        """What is over of a replay; `ended` is told of each target."""
+        for target in replay.targets:
+            tried = (replay.id, target.subscription) in self._tried
+            is_running = target.state is decide.TargetState.RUNNING
+            why = decide.is_over_for(target, subscriptions, now, was_tried=tried) if is_running else ""
+            if why:
+                self.replays.end_target(replay.id, target.subscription, why, self.epoch)
+                ended.add((replay.id, target.subscription))
+                self.on_ended(replay, target, why)
+        if decide.has_ended(replay):
+            self.replays.finish(replay.id, self.epoch)
 
     def flowing(self) -> bool:
         """Whether fresh events come in just now: a replay then rests as much as it works."""
@@ -95,20 +117,35 @@ class Replayer:
         except EvermarkError as error:
             if piece is None or not is_stuck(error):
                 raise
-            stuck, reason = error, "; ".join(filter(None, (error.message, error.hint)))
-            result = Replayed(target.mark, Outcome(name, Fate.STUCK, reason=reason))
+            stuck, result = error, _stuck_by(one, error)
         failpoint.hit("replay.sent")
         took_s = self.stopwatch() - began
         pace = (decide.STEP_S_FLOWING if flowing else decide.STEP_S) / max(took_s, 0.001)
         after = self.replays.settle(target, piece, result, pace, self.clock(), self.epoch)
+        self._tried.add((one.replay.id, name))
         failpoint.hit("replay.settled")
         if result.outcome.fate is Fate.GONE:
             self.store.disable(name, result.outcome.reason, self.epoch, generation=target.generation)
         if stuck is None:
             self.on_step(one, result)
         elif after.next_attempt_at is not None:  # else a smaller slice is tried at once
-            self.on_stuck(one, stuck)
+            self.on_stuck(one.replay, name, stuck)
         return took_s
+
+    def hold_up(self, one: Due, error: EvermarkError) -> None:
+        """No step of this target can be made, again and again, for a reason that is neither the log's nor the
+        receiver's: it waits, says why, and is given up after the subscription's ttl, as one that the log holds up."""
+        nothing = TimeSlice(one.target.mark, one.target.mark.time, (), 0)
+        self.replays.settle(one.target, nothing, _stuck_by(one, error), 1.0, self.clock(), self.epoch)
+        self._tried.add((one.replay.id, one.target.subscription))
+        self.on_stuck(one.replay, one.target.subscription, error)
+
+    def _hold_up_whole(self, replay: Replay, error: EvermarkError, now: datetime) -> None:
+        """A replay that cannot start, as the log of its source cannot be read, waits as one that runs does."""
+        self._start_at[replay.id] = now + timedelta(seconds=STUCK_REST_S)
+        self.on_stuck(replay, None, error)
+        with suppress(EvermarkError):  # it is State that is away
+            self.replays.note_waiting(replay.id, _reason_of(error), self.epoch)
 
     def _sent(self, one: Due, piece: TimeSlice, files: list[FileRange], rows: int, *, flowing: bool) -> Replayed:
         name, spec = one.target.subscription, one.subscription.spec
@@ -168,3 +205,11 @@ class Replayer:
                 hint = f"put it back from a copy; {PLAYBOOK}"
                 raise FormatError(f"the log of {source} is gone", hint=hint) from error
             return []  # nothing was ever taken from it
+
+
+def _stuck_by(one: Due, error: EvermarkError) -> Replayed:
+    return Replayed(one.target.mark, Outcome(one.target.subscription, Fate.STUCK, reason=_reason_of(error)))
+
+
+def _reason_of(error: EvermarkError) -> str:
+    return "; ".join(filter(None, (error.message, error.hint)))

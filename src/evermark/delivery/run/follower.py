@@ -11,13 +11,13 @@ from datetime import datetime, timedelta
 from functools import partial
 
 from evermark import failpoint
-from evermark.delivery.base import BEGINNING, Cursor, CursorVector, Fate, Outcome, SourcePartition, Subscription
 from evermark.delivery.bots.views import BotViews
 from evermark.delivery.decide.backlog import SPAN_ROWS_MAX, batches, distance, expired_to, level_with, next_span
 from evermark.delivery.decide.expiry import expires_before
 from evermark.delivery.decide.group import is_due, is_stopped, shortened
 from evermark.delivery.decide.retry import ENDPOINT_BACKOFF_S_MAX, STUCK_REST_S
 from evermark.delivery.decide.turns import TURN_S, TurnClass
+from evermark.delivery.model import BEGINNING, Cursor, CursorVector, Fate, Outcome, SourcePartition, Subscription
 from evermark.delivery.ports import DeliveryStore, LogView
 from evermark.delivery.run.live import GRACE_S, LiveGroup, may_take_s, stages
 from evermark.delivery.work import Assignment, Deliverer, DeliveryOptions, Span
@@ -126,7 +126,11 @@ class Follower:
                     return True
                 if begun.batch >= head or (head - begun.batch == 1 and now - moved_at < HANDOVER_GRACE):
                     continue
-                span = self._span(place, begun, head)
+                try:
+                    span = self._span(place, begun, head)
+                except EvermarkError as error:
+                    self._require_stuck(error, Span(place, begun, head, (), 0))
+                    continue
                 takes_long = begin is not None and span is not None and span.rows > self.limits.beside_rows_min
                 if span is not None and not (takes_long and len(beside) >= self.limits.beside_at_once):
                     self._caught_up[place] = max(self._caught_up.values(), default=0) + 1
@@ -277,8 +281,14 @@ class Follower:
         for place, (head, _) in sorted(self.log.heads().items()):
             begun = mine.get(place)
             if begun is not None and begun.batch < head:
-                to = expired_to(place, begun.batch, head, self.log.files(place.source), before)
-                if (span := self._span(place, begun, to, generation=subscription.generation)) is not None:
+                try:
+                    to = expired_to(place, begun.batch, head, self.log.files(place.source), before)
+                    span = self._span(place, begun, to, generation=subscription.generation)
+                except EvermarkError as error:
+                    if not is_stuck(error):
+                        raise
+                    continue  # its source says so; nothing expires there meanwhile
+                if span is not None:
                     return span
         return None
 
@@ -477,8 +487,18 @@ class Follower:
         last = self._served.get(subscription.generation) or (places[self.epoch % len(places)] if places else None)
         places.sort(key=lambda place: (last is not None and place <= last, place))
         number = subscription.generation
-        spans = (self._span(place, mine.get(place, BEGINNING), heads[place], rows_max, number) for place in places)
-        return next(filter(None, spans), None)
+        for place in places:
+            begun, head = mine.get(place, BEGINNING), heads[place]
+            try:
+                span = self._span(place, begun, head, rows_max, number)
+            except EvermarkError as error:
+                if not is_stuck(error):
+                    raise
+                self._note_stuck(subscription, Span(place, begun, head, (), 0), error)
+                continue
+            if span is not None:
+                return span
+        return None
 
     def _span(
         self, place: SourcePartition, begun: Cursor, head: int, rows_max: int | None = None, generation: int = _GROUP

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 from evermark import failpoint
-from evermark.delivery.base import KeyWanted, Subscription
+from evermark.delivery.model import KeyWanted, Subscription
 from evermark.delivery.ports import BotStore
 from evermark.delivery.webhook.base import Answer, OpenSecret, Sink, Try
 
@@ -23,7 +23,7 @@ REST = 9  # times as long as a look took
 
 @dataclass
 class KeyAsker:
-    """Notes first, then asks: a crash in between asks once less, and never twice within `ASK_EVERY`."""
+    """Notes first, then asks: a crash in between asks once less, and never twice within `KEY_ASKED_EVERY`."""
 
     store: BotStore
     known: Callable[[], dict[str, Subscription]]

@@ -18,9 +18,9 @@ from itertools import pairwise
 import pyarrow as pa
 
 from evermark import failpoint
-from evermark.delivery.base import Cursor, Fate, Group, GroupWork, HeldKey, Outcome, SourcePartition, SubscriptionState
 from evermark.delivery.bots.views import BotViews
 from evermark.delivery.decide.expiry import expires_before
+from evermark.delivery.model import Cursor, Fate, Group, GroupWork, HeldKey, Outcome, SourcePartition, SubscriptionState
 from evermark.delivery.ports import DeliveryStore
 from evermark.delivery.run.matched_here import ROWS_MAX
 from evermark.delivery.work import Assignment, Deliverer, DeliveryOptions, Span

@@ -14,20 +14,20 @@ from typing import Protocol
 
 from evermark.cluster.fence import deliver_lease
 from evermark.cluster.holding import Candidate, HeldLease
-from evermark.delivery.base import CursorVector, KeyWanted, MadeBy, Outcome, SourcePartition, SubscriptionSpec
 from evermark.delivery.bots.views import BotViews, Read, ViewLimits, telling
 from evermark.delivery.decide import registration
 from evermark.delivery.decide.shards import FIRST
 from evermark.delivery.decide.turns import ALONE_AT_ONCE, Turn, TurnClass, goes_on, next_turns
+from evermark.delivery.model import CursorVector, KeyWanted, MadeBy, Outcome, SourcePartition, SubscriptionSpec
 from evermark.delivery.ports import DeliveryStore, LogView
 from evermark.delivery.replay.base import ReplayStore
-from evermark.delivery.replay.owner import ReplayLimits, ReplayLoop, ReplayNews
+from evermark.delivery.replay.owner import ReplayLimits, ReplayLoop, ReplayObserver
 from evermark.delivery.replay.plan import ReplayDeliverer
 from evermark.delivery.replay.replayer import Replayer
 from evermark.delivery.run.follower import Follower, FollowLimits
 from evermark.delivery.run.key_requests import KeyAsker
 from evermark.delivery.run.live import HandoverLimits, LiveGroup
-from evermark.delivery.run.parked_retries import CLAIM_LIMIT, ParkedQueue, Tried, sweep, sweep_surplus
+from evermark.delivery.run.parked_retries import ParkedQueue, Tried, sweep, sweep_surplus
 from evermark.delivery.webhook.base import Answer, OpenSecret, Sink
 from evermark.delivery.work import Deliverer, Span
 from evermark.error_policy import Action, action_for
@@ -66,7 +66,7 @@ class BothDeliverer(Deliverer, ReplayDeliverer, Protocol):
 
 
 @dataclass(frozen=True)
-class DeliveryWorks:
+class DeliveryTools:
     """The tools of the delivery owner."""
 
     store: DeliveryStore  # of its shard
@@ -82,7 +82,7 @@ class DeliveryWorks:
     memberships: Read = telling
 
 
-class DeliveryNews(ReplayNews, Protocol):
+class DeliveryObserver(ReplayObserver, Protocol):
     """Told what delivery does. No method may block for long, or raise; `report` may do both."""
 
     def standby(self) -> None:
@@ -119,8 +119,8 @@ class DeliveryNews(ReplayNews, Protocol):
 class DeliveryOwner:
     """`run` returns after `stop`, which may be called from anywhere."""
 
-    works: DeliveryWorks
-    news: DeliveryNews
+    tools: DeliveryTools
+    observer: DeliveryObserver
     candidate: Candidate
     limits: DeliveryLimits = DeliveryLimits()
     shard: int = FIRST
@@ -138,6 +138,7 @@ class DeliveryOwner:
         self._serving: dict[str, TurnClass] = {}
         self._served_at: dict[str, float] = {}
         self._turns: list[Task] = []
+        self._retries: dict[str, tuple[Task, int]] = {}  # see `ParkedQueue.under_way`
         self._beside: list[Task] = []  # what the group is sent beside, as it takes long
         self._failed: list[Exception] = []  # of these, under this lease
         self._ends: Ends = ()
@@ -182,7 +183,7 @@ class DeliveryOwner:
         except Exception as error:  # noqa: BLE001 - an optimisation that fails must not reach ingest
             self._log.warning("hand-over failed; the follower takes it", error=error, batch=spans[-1].to)
             done = False
-        self.news.handed_over(done)
+        self.observer.handed_over(done)
         if not done:
             self._left = True
             self._wake.set()
@@ -192,7 +193,7 @@ class DeliveryOwner:
             held = self.candidate.acquire(deliver_lease(self.shard), self._stopping, self._say_standby)
             if held is None:
                 return
-            self.news.owned()
+            self.observer.owned()
             try:
                 self._own(held)
             except Exception as error:  # noqa: BLE001 - an unknown failure must not end the loop in silence
@@ -202,19 +203,19 @@ class DeliveryOwner:
                 self._runtime.wait(self.limits.again_after_s, self._stopping)
             finally:
                 self._live = None
-                self.news.released()
+                self.observer.released()
                 held.close()
 
     def _say_standby(self) -> None:
         self._log.info("standing by: another instance delivers", **self._which())
-        self.news.standby()
+        self.observer.standby()
 
     def _which(self) -> dict[str, int]:
         return {"shard": self.shard} if self.shards > 1 else {}
 
     def _own(self, held: HeldLease) -> None:
-        works, runtime, epoch, now = self.works, self._runtime, held.lease.epoch, self._runtime.now
-        store, news, limits = works.store, self.news, self.limits
+        tools, runtime, epoch, now = self.tools, self._runtime, held.lease.epoch, self._runtime.now
+        store, observer, limits = tools.store, self.observer, self.limits
         progress = self._progress = held.progress
         progress.alive(PATIENT_S)  # subscriptions that begin at a time are looked up in the log
         if self.shard == FIRST:
@@ -223,18 +224,18 @@ class DeliveryOwner:
             store.bots.forget_users(epoch)
         elif not self._is_there(held):
             return
-        log, deliverer, lock = works.log, works.deliverer, runtime.lock
-        bot_views = BotViews(store.bots, log.files, epoch, works.memberships, lock=lock(), limits=limits.bot_views)
-        live = LiveGroup(store, deliverer, epoch, now, news.by_group, bot_views, lock(), limits.handover)
+        log, deliverer, lock = tools.log, tools.deliverer, runtime.lock
+        bot_views = BotViews(store.bots, log.files, epoch, tools.memberships, lock=lock(), limits=limits.bot_views)
+        live = LiveGroup(store, deliverer, epoch, now, observer.by_group, bot_views, lock(), limits.handover)
         live.progress = held.progress_beside()
         self._failed = []
         ended = runtime.wake()
         over = self._ends = (ended, self._stopping, held.lost)
-        told = news.by_follower, bot_views, limits.follow, news.stuck
+        told = observer.by_follower, bot_views, limits.follow, observer.stuck
         follower = Follower(store, log, live, deliverer, epoch, now, *told, partial(any_set, over))
         ends = (*over, held.moved)
         self._live = live
-        news.delivering()
+        observer.delivering()
         self._log.info("delivering", epoch=epoch, subscriptions=len(store.subscriptions()), **self._which())
         beside = self._begin_beside(epoch, bot_views, follower, ends) if self.shard == FIRST else []
         try:
@@ -266,11 +267,11 @@ class DeliveryOwner:
         while not any_set((self._stopping, held.lost, held.moved)):
             held.progress.alive()
             try:
-                self.works.store.group()
+                self.tools.store.group()
             except NotFoundError as error:
                 if not said:
                     self._log.info("standing by", reason=error.message)
-                    self.news.standby()
+                    self.observer.standby()
                 said = True
                 self._runtime.wait(self.limits.again_after_s, self._stopping, held.lost, held.moved)
             else:
@@ -278,19 +279,24 @@ class DeliveryOwner:
         return False
 
     def _begin_beside(self, epoch: int, bot_views: BotViews, follower: Follower, ends: Ends) -> list[Task]:
-        works, runtime, limits, news = self.works, self._runtime, self.limits, self.news
-        store, sink, open_secret = works.store, works.sink, works.open_secret
-        log, deliverer = works.log, works.deliverer
-        now, tick, jitter, slices = runtime.now, runtime.monotonic, runtime.random, limits.replay.slices
+        tools, runtime, limits, observer = self.tools, self._runtime, self.limits, self.observer
+        store, sink, open_secret = tools.store, tools.sink, tools.open_secret
+        log, deliverer = tools.log, tools.deliverer
+        now, tick, slices = runtime.now, runtime.monotonic, limits.replay.slices
         over = partial(any_set, ends)
-        queue = ParkedQueue(store, sink, open_secret, epoch, now, jitter, news.by_queue)
-        asker = KeyAsker(store.bots, store.subscriptions, sink, open_secret, epoch, now, news.by_asker, tick)
-        replayer = Replayer(works.replays, store, log, deliverer, epoch, now, works.sources, bot_views, tick, slices)
-        replays = ReplayLoop(replayer, works.sources, news, runtime, self._log, ends, works.cores, limits.replay)
+        told = observer.by_queue, over, self._retries
+        queue = ParkedQueue(store, sink, open_secret, epoch, runtime, self._log, *told)
+        asker = KeyAsker(store.bots, store.subscriptions, sink, open_secret, epoch, now, observer.by_asker, tick)
+        replayer = Replayer(tools.replays, store, log, deliverer, epoch, now, tools.sources, bot_views, tick, slices)
+        replays = ReplayLoop(replayer, tools.sources, observer, runtime, self._log, ends, tools.cores, limits.replay)
 
         def run_queue() -> None:
-            while not over() and queue.run() >= CLAIM_LIMIT:
-                pass  # more is due than one turn takes
+            while not over() and queue.run():
+                pass  # more may be due than one turn takes
+
+        def retry_parked() -> None:
+            self._repeated("queue", run_queue, limits.queue_every_s, ends)()
+            queue.finish()  # what is being posted is settled, as far as the end of delivery waits for it
 
         def sweep_parked() -> None:
             sweep(store, now(), epoch, over)
@@ -299,13 +305,12 @@ class DeliveryOwner:
                 self._log.warning("too many events of one stream of a bot were parked", expired=given_up)
 
         repeated: list[tuple[str, Callable[[], object], float]] = [
-            ("queue", run_queue, limits.queue_every_s),
-            ("report", news.report, limits.report_every_s),
+            ("report", observer.report, limits.report_every_s),
             ("sweep", sweep_parked, limits.sweep_every_s),
             ("expire", lambda: follower.expire_stopped(over), limits.sweep_every_s),
             ("ask", asker.run, limits.ask_every_s),
         ]
-        return [runtime.spawn("replay", replays.run)] + [
+        return [runtime.spawn("replay", replays.run), runtime.spawn("queue", retry_parked)] + [
             runtime.spawn(name, self._repeated(name, step, every_s, ends)) for name, step, every_s in repeated
         ]
 
@@ -321,8 +326,8 @@ class DeliveryOwner:
         return repeat
 
     def _register(self, epoch: int) -> None:
-        works, specs = self.works, self.works.specs()
-        known = works.store.subscriptions()
+        tools, specs = self.tools, self.tools.specs()
+        known = tools.store.subscriptions()
         mine, taken = registration.free_names(specs, known)
         for name in taken:
             self._log.error(
@@ -330,12 +335,12 @@ class DeliveryOwner:
                 subscription=name,
                 hint=f"rename it in the file, or run: evermark subscription remove {name}",
             )
-        places = works.log.heads()
+        places = tools.log.heads()
         # Of new ones alone: where a time stands in the log is read from its files, and some of them may be missing.
         new = [spec for spec in specs if spec.name not in known]
-        starts = {spec.name: registration.start_vector(spec.start, places, works.batch_at) for spec in new}
+        starts = {spec.name: registration.start_vector(spec.start, places, tools.batch_at) for spec in new}
         begun: dict[str, CursorVector] = {name: start for name, start in starts.items() if start is not None}
-        works.store.register(mine, MadeBy.FILE, begun, epoch)
+        tools.store.register(mine, MadeBy.FILE, begun, epoch)
 
     def _follow(self, follower: Follower, ends: Ends) -> None:
         while not any_set(ends):
@@ -409,7 +414,7 @@ class DeliveryOwner:
             self._beside.append(self._runtime.spawn(name[:60], watched))
 
     def _still_there(self) -> bool:
-        return self.shard in self.works.store.groups()
+        return self.shard in self.tools.store.groups()
 
     def _serve(self, follower: Follower, ends: Ends) -> None:
         if self._draining.is_set():

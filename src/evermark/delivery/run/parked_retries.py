@@ -7,21 +7,29 @@ transaction.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import partial
 
 from evermark import failpoint
-from evermark.delivery.base import RETRY_WAITS_S, WAITING_MAX, Fate, Outcome, Parked, Subscription
 from evermark.delivery.decide.answers import Verdict
 from evermark.delivery.decide.retry import next_attempt
+from evermark.delivery.limits import RETRY_WAITS_S, WAITING_MAX
+from evermark.delivery.model import Fate, Outcome, Parked, Subscription
 from evermark.delivery.ports import BotStore, DeliveryStore
 from evermark.delivery.webhook.base import Answer, OpenSecret, Sink, Try
+from evermark.runtime import Log, Runtime, Task
 
-CLAIM_LIMIT = 100
 CLAIM_LEASE_S = 60.0
 ATTEMPT_DEADLINE_S = 30.0
+# A turn waits so long for its answers; tries that take longer go on beside the next turns.
+PATIENCE_S = 1.0
+# Rows that are tried at a time, each subscription's in a thread. A claim takes a share of what is left, so that a few
+# receivers that hang leave enough for the others.
+UNDER_WAY_MAX = 500
+SHARE = 5
 # A receiver that is busy with this very event, or down, costs the event no attempt; it is asked again after this.
 UNSPENT_DELAY_S = 30.0
 SWEEP_ROWS = 1_000
@@ -32,59 +40,100 @@ Tried = tuple[Parked, Answer]
 
 @dataclass
 class ParkedQueue:
-    """Sends due rows from this process, without Spark: they are few, and bounded per subscription."""
+    """Sends due rows from this process, without Spark: they are few, and bounded per subscription.
+
+    The rows of each subscription are tried and settled by themselves, and nothing more of it is claimed meanwhile: a
+    receiver that takes minutes holds up no other, and its rows are not sent twice when their claim runs out.
+    """
 
     store: DeliveryStore
     sink: Sink
     open_secret: OpenSecret
     epoch: int
-    clock: Callable[[], datetime]
-    jitter: Callable[[], float]
+    runtime: Runtime
+    log: Log
     on_tried: Callable[[Sequence[Tried]], None] = lambda _tried: None
+    stopped: Stopped = lambda: False
+    # Per subscription, with the number of its rows. Tries of a former epoch may be among them, whose queue looks too.
+    under_way: dict[str, tuple[Task, int]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._settling = self.runtime.lock()  # one at a time: the connections to State are few
 
     def run(self) -> int:
         """Try due rows, up to a limit; returns how many were claimed."""
-        claimed = self.store.parked.claim(self.clock(), CLAIM_LIMIT, CLAIM_LEASE_S, self.epoch)
+        for name, (task, _) in list(self.under_way.items()):
+            if task.join(0.0):
+                self.under_way.pop(name, None)
+        others = dict(self.under_way)
+        left = UNDER_WAY_MAX - sum(rows for _, rows in others.values())
+        now, limit = self.runtime.now(), -(-left // SHARE)
+        claimed = self.store.parked.claim(now, limit, CLAIM_LEASE_S, self.epoch, without=others)
         if not claimed:
             return 0
         failpoint.hit("queue.claimed")
         known = self.store.subscriptions()
-        # A subscription made anew since the claim has lost its rows: the new subscription never asked for them.
-        mine = [p for p in claimed if p.subscription in known and known[p.subscription].generation == p.generation]
+        mine: dict[str, list[Parked]] = defaultdict(list)
+        for p in claimed:
+            # A subscription made anew since the claim has lost its rows: the new subscription never asked for them.
+            if p.subscription in known and known[p.subscription].generation == p.generation:
+                mine[p.subscription].append(p)
+        if self.stopped():
+            return 0
+        until = self.runtime.monotonic() + PATIENCE_S
+        begun: list[Task] = []
+        for name, rows in mine.items():
+            begun.append(self.runtime.spawn(f"retries of {name}"[:60], partial(self._try, known[name], rows)))
+            self.under_way[name] = begun[-1], len(rows)
+        for task in begun:
+            task.join(max(0.0, until - self.runtime.monotonic()))
+        return len(claimed)
+
+    def finish(self) -> None:
+        """Wait until nothing is under way any more."""
+        for task, _ in list(self.under_way.values()):
+            task.join()
+
+    def _try(self, subscription: Subscription, rows: Sequence[Parked]) -> None:
         tries = [
             Try(
-                known[p.subscription].spec,
+                subscription.spec,
                 p.event.event,
                 p.attempt + 1,
                 self.open_secret,
                 historical=True,
                 replay_id=p.event.replay_id or None,
-                probe=known[p.subscription].failures > 0,
+                probe=subscription.failures > 0,
                 session=p.event.session,
             )
-            for p in mine
+            for p in rows
         ]
-        tried = list(zip(mine, self.sink.attempt(tries, ATTEMPT_DEADLINE_S), strict=True))
+        try:
+            tried = list(zip(rows, self.sink.attempt(tries, ATTEMPT_DEADLINE_S), strict=True))
+            with self._settling:
+                self._settle(subscription, tried)
+        except Exception as error:  # noqa: BLE001 - what is not settled is tried again when its claim has run out
+            self.log.warning("retries are not settled", subscription=subscription.name, error=error)
+
+    def _settle(self, subscription: Subscription, tried: Sequence[Tried]) -> None:
         failpoint.hit("queue.posted")
         taken = [parked.id for parked, answer in tried if answer.verdict is Verdict.ACCEPTED]
         if taken:
             self.store.parked.delivered(taken, self.epoch)
         for parked, answer in tried:
             if answer.verdict is not Verdict.ACCEPTED:
-                self._put_back(parked, answer, known[parked.subscription].spec.retry_waits_s)
-        for name in sorted({parked.subscription for parked in mine}):
-            generation = known[name].generation
-            for outcome in endpoint_outcomes(known[name], [one for one in tried if one[0].subscription == name]):
-                self.store.retried(name, outcome, self.clock(), self.epoch, generation=generation)
+                self._put_back(parked, answer, subscription.spec.retry_waits_s)
+        name, now, generation = subscription.name, self.runtime.now(), subscription.generation
+        for outcome in endpoint_outcomes(subscription, tried):
+            self.store.retried(name, outcome, now, self.epoch, generation=generation)
         failpoint.hit("queue.settled")
         self.on_tried(tried)
-        return len(claimed)
 
     def _put_back(self, parked: Parked, answer: Answer, waits_s: Sequence[float]) -> None:
-        spent, delay = after_answer(parked.attempt, answer, self.jitter(), waits_s)
+        spent, delay = after_answer(parked.attempt, answer, self.runtime.random(), waits_s)
         self.store.parked.reschedule(
             parked,
-            next_attempt_at=None if delay is None else self.clock() + timedelta(seconds=delay),
+            next_attempt_at=None if delay is None else self.runtime.now() + timedelta(seconds=delay),
             attempts=parked.attempt + spent,
             reason=answer.reason,
             status=answer.status,

@@ -20,11 +20,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from evermark.ahead import ahead
-from evermark.delivery.base import Fate, HeldKey, Outcome, ParkedEvent, SourcePartition, SubscriptionSpec
 from evermark.delivery.bots.forward import forwarded, waiting
 from evermark.delivery.decide.expiry import with_expired, without_expired
 from evermark.delivery.decide.key_parts import part_numbers
 from evermark.delivery.decide.matching import expanded, wanted_by
+from evermark.delivery.model import Fate, HeldKey, Outcome, ParkedEvent, SourcePartition, SubscriptionSpec
 from evermark.delivery.sinks import Sinks
 from evermark.delivery.webhook.base import Job, Line
 from evermark.delivery.webhook.bundles import prepared

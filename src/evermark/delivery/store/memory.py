@@ -11,7 +11,11 @@ from datetime import UTC, datetime
 
 from evermark.cluster.fence import deliver_lease
 from evermark.cluster.memory import MemoryLeases
-from evermark.delivery.base import (
+from evermark.delivery.decide import group as decide
+from evermark.delivery.decide import registration, shards
+from evermark.delivery.decide.group import Jitter, SubscriptionRecord
+from evermark.delivery.decide.retry import LIMITS, EndpointLimits
+from evermark.delivery.model import (
     BEGINNING,
     Cursor,
     CursorVector,
@@ -24,10 +28,6 @@ from evermark.delivery.base import (
     SubscriptionSpec,
     SubscriptionState,
 )
-from evermark.delivery.decide import group as decide
-from evermark.delivery.decide import registration, shards
-from evermark.delivery.decide.group import Jitter, SubscriptionRecord
-from evermark.delivery.decide.retry import LIMITS, EndpointLimits
 from evermark.delivery.store.memory_bots import MemoryBots
 from evermark.delivery.store.memory_parked import MemoryParked, MemoryTables
 from evermark.errors import NotFoundError

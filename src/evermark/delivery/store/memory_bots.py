@@ -9,9 +9,10 @@ from dataclasses import replace
 from datetime import datetime
 
 from evermark.cluster.fence import DELIVER_LEASE
-from evermark.delivery.base import WAITING_MAX, KeyWanted, Membership, MembershipDelta, SessionKey, Surplus
-from evermark.delivery.bots.keys import next_ask_at, require_keys, require_room, unknown_key
+from evermark.delivery.bots.keys import key_asked_next_at, require_keys, require_room, unknown_key
 from evermark.delivery.bots.membership import require_learned
+from evermark.delivery.limits import WAITING_MAX
+from evermark.delivery.model import KeyWanted, Membership, MembershipDelta, SessionKey, Surplus
 from evermark.delivery.store.memory_parked import MemoryTables, Row
 
 
@@ -172,7 +173,7 @@ class MemoryBots:
             due: list[tuple[datetime | None, int, KeyWanted]] = []
             for (name, session), row in firsts.items():
                 asked_at, asks = self._asks.get((name, session), (None, 0))
-                if self._may_be_asked(name, now) and next_ask_at(asked_at, asks, now) <= now:
+                if self._may_be_asked(name, now) and key_asked_next_at(asked_at, asks, now) <= now:
                     device, stream = self._tables.device(name), row.event.stream
                     due.append((asked_at, row.id, KeyWanted(name, device, session, stream, row.created_at, asks + 1)))
             due.sort(key=lambda one: (one[0] is not None, one[0] or now, one[1]))

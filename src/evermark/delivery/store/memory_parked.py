@@ -11,9 +11,12 @@ from datetime import datetime, timedelta
 
 from evermark.cluster.fence import DELIVER_LEASE
 from evermark.cluster.memory import MemoryLeases
-from evermark.delivery.base import (
-    CLAIM_MAX,
-    WAITING_MAX,
+from evermark.delivery.decide import group as decide
+from evermark.delivery.decide import registration
+from evermark.delivery.decide.group import Jitter, SubscriptionRecord
+from evermark.delivery.decide.turns import drawn
+from evermark.delivery.limits import CLAIM_MAX, WAITING_MAX
+from evermark.delivery.model import (
     Cursor,
     Group,
     HeldKey,
@@ -24,10 +27,6 @@ from evermark.delivery.base import (
     SourcePartition,
     SubscriptionSpec,
 )
-from evermark.delivery.decide import group as decide
-from evermark.delivery.decide import registration
-from evermark.delivery.decide.group import Jitter, SubscriptionRecord
-from evermark.delivery.decide.turns import drawn
 
 
 @dataclass(frozen=True)
@@ -112,12 +111,15 @@ class MemoryParked:
         self._jitter = jitter
         self._id = 0
 
-    def claim(self, now: datetime, limit: int, lease_s: float, epoch: int) -> list[Parked]:
+    def claim(
+        self, now: datetime, limit: int, lease_s: float, epoch: int, *, without: Collection[str] = ()
+    ) -> list[Parked]:
         with self._tables.fenced(epoch):
             due = [
                 row
                 for row in self._tables.rows.values()
-                if row.is_due(now)
+                if row.subscription not in without
+                and row.is_due(now)
                 and row.is_free(now, epoch)
                 and not (row.event.session and self._tables.lacks_key(row.subscription, row.event.session))
                 and decide.drains(self._tables.known[row.subscription][1], now)

@@ -12,8 +12,13 @@ from datetime import UTC, datetime
 from typing import Any
 
 from evermark.cluster.fence import deliver_lease, fenced
-from evermark.delivery.base import (
-    RETRY_WAITS_S,
+from evermark.delivery.decide import group as decide
+from evermark.delivery.decide import registration, shards
+from evermark.delivery.decide.group import Jitter, SubscriptionRecord
+from evermark.delivery.decide.registration import Registration
+from evermark.delivery.decide.retry import LIMITS, EndpointLimits
+from evermark.delivery.limits import RETRY_WAITS_S
+from evermark.delivery.model import (
     BotMode,
     BotSpec,
     Cursor,
@@ -27,11 +32,6 @@ from evermark.delivery.base import (
     SubscriptionSpec,
     SubscriptionState,
 )
-from evermark.delivery.decide import group as decide
-from evermark.delivery.decide import registration, shards
-from evermark.delivery.decide.group import Jitter, SubscriptionRecord
-from evermark.delivery.decide.registration import Registration
-from evermark.delivery.decide.retry import LIMITS, EndpointLimits
 from evermark.delivery.store import queries
 from evermark.delivery.store.postgres_bots import PostgresBots, decide_anew_who_waits
 from evermark.delivery.store.postgres_parked import PostgresParked, park, parked_by, storable

@@ -8,19 +8,10 @@ from dataclasses import asdict
 from datetime import datetime
 
 from evermark.cluster.fence import DELIVER_LEASE, fence, fenced
-from evermark.delivery.base import (
-    ASK_EVERY,
-    ASK_EVERY_MAX,
-    WAITING_MAX,
-    KeyWanted,
-    Membership,
-    MembershipDelta,
-    SessionKey,
-    Stay,
-    Surplus,
-)
 from evermark.delivery.bots.keys import require_keys, require_room, unknown_key
 from evermark.delivery.bots.membership import require_learned
+from evermark.delivery.limits import KEY_ASKED_EVERY, KEY_ASKED_EVERY_MAX, WAITING_MAX
+from evermark.delivery.model import KeyWanted, Membership, MembershipDelta, SessionKey, Stay, Surplus
 from evermark.delivery.store import bot_queries as queries
 from evermark.delivery.store.postgres_parked import lock_every_session, lock_sessions, storable
 from evermark.state import counters
@@ -137,7 +128,7 @@ class PostgresBots:
         return expired
 
     def keys_wanted(self, now: datetime, limit: int, epoch: int) -> list[KeyWanted]:
-        given = {"now": now, "limit": limit, "every": ASK_EVERY, "most": ASK_EVERY_MAX}
+        given = {"now": now, "limit": limit, "every": KEY_ASKED_EVERY, "most": KEY_ASKED_EVERY_MAX}
         with self._state.transaction() as conn:
             if conn.execute(queries.IS_ANY_WAITING).fetchone() == (False,):
                 return []
@@ -146,7 +137,7 @@ class PostgresBots:
             if found:
                 names, sessions = [one.subscription for one in found], [one.session for one in found]
                 conn.execute(queries.ASKED, (now, names, sessions))
-            conn.execute(queries.FORGET_ASKS, (now - 2 * ASK_EVERY_MAX,))
+            conn.execute(queries.FORGET_ASKS, (now - 2 * KEY_ASKED_EVERY_MAX,))
             return found
 
 

@@ -9,17 +9,9 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from evermark.cluster.fence import DELIVER_LEASE, fence, fenced
-from evermark.delivery.base import (
-    CLAIM_MAX,
-    RETRY_WAITS_S,
-    WAITING_MAX,
-    HeldKey,
-    Parked,
-    ParkedEvent,
-    ParkedRow,
-    SourcePartition,
-)
 from evermark.delivery.decide.group import Jitter, attempts_made, first_attempt_at, shortened
+from evermark.delivery.limits import CLAIM_MAX, RETRY_WAITS_S, WAITING_MAX
+from evermark.delivery.model import HeldKey, Parked, ParkedEvent, ParkedRow, SourcePartition
 from evermark.delivery.store import queries
 from evermark.state import counters
 from evermark.state.connection import Connection, State
@@ -33,7 +25,9 @@ class PostgresParked:
     def __init__(self, state: State) -> None:
         self._state = state
 
-    def claim(self, now: datetime, limit: int, lease_s: float, epoch: int) -> list[Parked]:
+    def claim(
+        self, now: datetime, limit: int, lease_s: float, epoch: int, *, without: Collection[str] = ()
+    ) -> list[Parked]:
         given: dict[str, Any] = {
             "lease": DELIVER_LEASE,
             "now": now,
@@ -41,6 +35,7 @@ class PostgresParked:
             "limit": max(0, min(limit, CLAIM_MAX)),
             "claimed_until": now + timedelta(seconds=lease_s),
             "draw": now.isoformat(),
+            "without": list(without),
         }
         with self._state.connection() as conn:
             if conn.execute(queries.IS_ANY_DUE, given).fetchone() == (True, False):

@@ -206,7 +206,7 @@ with recursive owners as (
     select s.name, coalesce((s.spec ->> 'ordered')::boolean, false) as ordered,
            coalesce(s.spec -> 'bot' ->> 'device', '') as device
     from owners o join subscriptions s on s.name = o.subscription
-    where case s.state
+    where s.name <> all(%(without)s) and case s.state
             when 'suspended' then s.next_attempt_at <= %(now)s or (s.failures = 0 and s.next_attempt_at is not null)
             when 'disabled' then false
             else s.next_attempt_at is null or s.next_attempt_at <= %(now)s
@@ -323,14 +323,15 @@ DROP = """
 with gone as (delete from enqueued_messages where id = any(%s) returning subscription)
 select subscription, count(*) from gone group by subscription
 """
+# An array, which is made once: of `in (… limit …)` some plans ask anew for each row, and delete more than the limit.
 EXPIRE = """
 delete from enqueued_messages
-where id in (
+where id = any(array(
     select id from enqueued_messages
     where subscription = %(subscription)s and created_at < %(before)s
       and (claimed_until is null or claimed_until <= %(now)s or claim_epoch < %(epoch)s)
     order by id
     limit %(limit)s
     for update skip locked
-)
+))
 """

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from evermark.cluster.fence import DELIVER_LEASE, fenced
-from evermark.delivery.base import SourcePartition
+from evermark.delivery.model import SourcePartition
 from evermark.errors import NotFoundError
 from evermark.state.connection import State
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from evermark.delivery.base import BEGINNING, Cursor, SourcePartition
+from evermark.delivery.model import BEGINNING, Cursor, SourcePartition
 from evermark.delivery.tail.place import Places, Point, Resync, Trouble, gone, moved, new_troubles, told_of
 from evermark.delivery.tail.ports import TailLog
 from evermark.delivery.tail.wish import BySpark, Wish, Wishes, matched_one
@@ -44,7 +44,7 @@ def started_at(log: TailLog, end: Places, start: str | int) -> Places:
         if isinstance(start, int):
             cursor = Cursor(start)
         elif start == "beginning":
-            first = log.first_batch(place)
+            first = log.first_batch(place) if last.cursor > BEGINNING else None
             cursor = BEGINNING if first is None else Cursor(first - 1)
         else:
             cursor = Cursor(log.batch_at(place, start))

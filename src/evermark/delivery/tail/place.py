@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from urllib.parse import quote, unquote
 
-from evermark.delivery.base import BEGINNING, Cursor, SourcePartition
+from evermark.delivery.model import BEGINNING, Cursor, SourcePartition
 from evermark.errors import ConfigError
 
 # A request's head may have 16 KiB, and the id stands in one of its headers.
@@ -58,6 +58,18 @@ class Resync:
     def as_json(self) -> str:
         where = {"source": self.place.source, "partition": self.place.partition}
         return json.dumps({"reason": self.why.value, **where, "message": self.said[:500]}, ensure_ascii=False)
+
+
+@dataclass(frozen=True)
+class Stuck:
+    """The log cannot be read on in a partition where a client stands. Nothing is missing yet: it goes on from there."""
+
+    place: SourcePartition
+    said: str
+
+    def as_json(self) -> str:
+        where = {"source": self.place.source, "partition": self.place.partition}
+        return json.dumps({**where, "message": self.said[:500]}, ensure_ascii=False)
 
 
 @dataclass(frozen=True)
@@ -191,6 +203,19 @@ def told_of(places: Places, resyncs: Iterable[Resync], troubles: Mapping[SourceP
         if resync.why is Why.STALE:
             found[resync.place] = Point(found.get(resync.place, Point()).cursor, troubles[resync.place].number)
     return found
+
+
+def told_up_to(places: Places, end: Places, troubles: Mapping[SourcePartition, Trouble]) -> tuple[Places, list[Resync]]:
+    """The same places once a client was told of every gap that is told at that end, and what it is told."""
+    late = [place for place, last in end.items() if places.get(place, Point()).resync < last.resync]
+    told = new_troubles(places, {place: troubles[place] for place in late if place in troubles})
+    numbers = {place: max(end[place].resync, troubles.get(place, _NO_TROUBLE).number) for place in late}
+    return {**places, **{p: Point(places.get(p, Point()).cursor, number) for p, number in numbers.items()}}, told
+
+
+def is_level(places: Places, end: Places) -> bool:
+    """Whether a client at these places has and was told exactly what it has and was told at that end."""
+    return all(places.get(place, Point()) == end.get(place, Point()) for place in {*places, *end})
 
 
 def is_done(places: Places, end: Places) -> bool:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
-from evermark.delivery.base import Cursor, SourcePartition
+from evermark.delivery.model import Cursor, SourcePartition
 from evermark.delivery.tail.place import Resync, Trouble
+from evermark.errors import EvermarkError
 from evermark.log.pieces import LogPiece
 
 
@@ -17,7 +18,8 @@ class TailLog(Protocol):
 
     def troubles(self, *, afresh: bool = False) -> Mapping[SourcePartition, Trouble]: ...
 
-    def first_batch(self, place: SourcePartition) -> int | None: ...
+    def first_batch(self, place: SourcePartition) -> int | None:
+        """Of a partition that has a head; None: retention has removed all there was."""
 
     def piece(self, place: SourcePartition, after: Cursor, to: int, rows_max: int, bytes_max: int) -> LogPiece: ...
 
@@ -36,3 +38,10 @@ class TailReport(Protocol):
     def resync(self, resync: Resync) -> None: ...
 
     def failed(self, error: Exception) -> None: ...
+
+    def stuck(self, place: SourcePartition, error: EvermarkError, hub: frozenset[str]) -> None:
+        """Clients of a hub, known by its sources, cannot go on there, as the log cannot be read, and not for a moment
+        only. Told again with every try."""
+
+    def unstuck(self, place: SourcePartition, hub: frozenset[str]) -> None:
+        """They can, or none of them tries any more."""

@@ -1,7 +1,7 @@
 """Server-sent events as bytes (https://html.spec.whatwg.org/multipage/server-sent-events.html). Pure.
 
 `data` is the webhook body of an event. An event that is too large, or cannot be rendered, is named by an event of type
-`omitted`; `resync` says that events are missing.
+`omitted`; `resync` says that events are missing, `stuck` and `unstuck` that a partition stands still, and goes on.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from evermark.delivery.base import Cursor, SourcePartition
-from evermark.delivery.tail.place import Places, Point, Resync, entry, id_before, id_of
+from evermark.delivery.model import Cursor, SourcePartition
+from evermark.delivery.tail.place import Places, Point, Resync, Stuck, entry, id_before, id_of
 from evermark.delivery.webhook.body import Rendering, render_sound
 
 RETRY_MS = 2_000
@@ -35,6 +35,11 @@ def ending() -> bytes:
 
 def resync_event(resync: Resync, places: Places) -> bytes:
     return f"event: resync\nid: {id_of(places)}\ndata: {resync.as_json()}\n\n".encode()
+
+
+def stuck_event(stuck: Stuck, places: Places, *, over: bool = False) -> bytes:
+    kind = "unstuck" if over else "stuck"
+    return f"event: {kind}\nid: {id_of(places)}\ndata: {stuck.as_json()}\n\n".encode()
 
 
 def events(rows: pa.RecordBatch, place: SourcePartition, places: Places, *, historical: bool) -> list[bytes]:

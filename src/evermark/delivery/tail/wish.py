@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from evermark.delivery.base import SourcePartition
+from evermark.delivery.model import SourcePartition
 from evermark.errors import BusyError
 from evermark.log.pieces import LogPiece
 from evermark.predicate import Predicate, match_sql, vet, vetted

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import pyarrow as pa
 
-from evermark.delivery.base import Outcome, SubscriptionSpec
 from evermark.delivery.decide.answers import Verdict
+from evermark.delivery.model import Outcome, SubscriptionSpec
 from evermark.delivery.work import Result
 
 if TYPE_CHECKING:
@@ -133,7 +133,8 @@ class Sink(Protocol):
         """The same for rows in an order of their own, of any partitions and batches: how far it got."""
 
     def attempt(self, tries: Sequence[Try], deadline_s: float) -> list[Answer]:
-        """Send parked deliveries again; the answers come in the order of `tries`.
+        """Send parked deliveries again; the answers come in the order of `tries`, when the last one is there: a caller
+        that cannot wait for a slow receiver gives the tries of one subscription at a time.
 
         Tries of one line are sent in the given order; when a try fails, tries behind it answer BUSY unsent. After a
         failure of the endpoint the subscription's other tries of the same replay, or of none, answer ENDPOINT unsent.

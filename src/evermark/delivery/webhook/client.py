@@ -24,14 +24,15 @@ from typing import Any, TypeVar
 
 from yarl import URL
 
-from evermark.delivery.base import MadeBy, SubscriptionSpec
 from evermark.delivery.decide.answers import ACCEPTED_STATUSES, Verdict, classify
 from evermark.delivery.decide.pace import WAIT_S_MAX, Stretch, requests_in_stretch, takes_ahead
 from evermark.delivery.decide.retry import retry_after_s
+from evermark.delivery.model import MadeBy, SubscriptionSpec
 from evermark.delivery.webhook.base import Answer, OpenSecret, Rates
 from evermark.delivery.webhook.body import Style, content_type
 from evermark.delivery.webhook.guard import AddressRefusedError, Guard
 from evermark.delivery.webhook.http1 import NoConnectionError, NotHttpError, Pool, Reply
+from evermark.delivery.webhook.said import Confided
 from evermark.delivery.webhook.signing import Body, Signer
 from evermark.errors import ConfigError, EvermarkError
 from evermark.priority import lower_priority
@@ -141,8 +142,7 @@ class HttpLoop:
                         self._take_ahead(who, rate_per_s, stretch, deadline - now)
                     return turn if turn < deadline else None
             if (ahead := self._ahead.get(who)) is not None:
-                taken = await asyncio.shield(ahead)
-                del self._ahead[who]
+                taken = await self._taken_ahead(who, ahead)
             else:
                 taken = await self._taken(who, rate_per_s, stretch, min(deadline - now, WAIT_S_MAX))
             if taken is not None:
@@ -159,6 +159,14 @@ class HttpLoop:
         if who not in self._ahead:
             taking = self._taken(who, rate_per_s, last, min(wait_s, WAIT_S_MAX))
             self._ahead[who] = self.loop.create_task(taking)
+
+    async def _taken_ahead(self, who: tuple[str, str | None], ahead: asyncio.Task[Stretch | None]) -> Stretch | None:
+        """A failure is told once. A waiter that gives up leaves what comes to the next."""
+        try:
+            return await asyncio.shield(ahead)
+        finally:
+            if ahead.done():
+                del self._ahead[who]
 
     async def _taken(
         self, who: tuple[str, str | None], rate_per_s: float, last: Stretch | None, wait_s: float
@@ -249,6 +257,9 @@ def close_http_loops() -> None:
         loop.close()
 
 
+_ACCEPTED = {status: Answer(Verdict.ACCEPTED, status) for status in ACCEPTED_STATUSES}
+
+
 class Endpoint:
     """Posts the bodies of one subscription. Raises `ConfigError` when made from settings that cannot be used."""
 
@@ -262,6 +273,7 @@ class Endpoint:
         self.style = Style(spec.body)
         headers = {name: open_secret(value) for name, value in spec.headers.items()}
         self._head = _head_of(url, spec.name, headers, content_type(self.style, bundled=spec.bundle > 1))
+        self._confided = Confided(url, headers.values())
         # Only the operator's file may open networks, even if the row in State names some.
         self._allow = spec.allow_networks if spec.made_by is MadeBy.FILE else ()
         Guard(self._allow)
@@ -279,13 +291,13 @@ class Endpoint:
             wire = pool.kept(self._host, self._port)
             if wire is not None:
                 try:
-                    return _answer_of(await wire.post(request, self.timeout_s))
+                    return self._answer_of(await wire.post(request, self.timeout_s))
                 except ConnectionError:
                     pass
             begun = http.loop.time()
             wire = await pool.dial(self._host, self._port, self.timeout_s)
             left = max(0.05, begun + self.timeout_s - http.loop.time())
-            return _answer_of(await wire.post(request, left))
+            return self._answer_of(await wire.post(request, left))
         except Exception as problem:  # noqa: BLE001 - every way a request can fail has a verdict
             return self._answer_for(problem)
 
@@ -296,6 +308,15 @@ class Endpoint:
             return b"%b%bcontent-length: %d\r\n\r\n%b" % (self._head, lines.encode(), len(body), body)
         head = b"%b%bcontent-length: %d\r\n\r\n" % (self._head, lines.encode(), sum(map(len, body)))
         return b"".join((head, *body))
+
+    def _answer_of(self, reply: Reply) -> Answer:
+        status = reply.status
+        if accepted := _ACCEPTED.get(status):
+            return accepted
+        text = "".join(c if c.isprintable() else " " for c in reply.said.decode(errors="replace")).strip()
+        said = self._confided.hidden_in(text, is_cut=reply.is_cut)
+        wait = retry_after_s(reply.headers.get("retry-after"), datetime.now(UTC))
+        return Answer(classify(status, reply.headers), status, f"HTTP {status}" + (f": {said}" if said else ""), wait)
 
     def _answer_for(self, problem: Exception) -> Answer:
         """The answer that a failed request amounts to: whatever it was, the event is not to blame."""
@@ -339,18 +360,6 @@ def endpoint_of(spec: SubscriptionSpec, open_secret: OpenSecret) -> Endpoint:
             _made.clear()
         found = _made[spec.name] = (spec, open_secret, Endpoint(spec, open_secret))
     return found[2]
-
-
-_ACCEPTED = {status: Answer(Verdict.ACCEPTED, status) for status in ACCEPTED_STATUSES}
-
-
-def _answer_of(reply: Reply) -> Answer:
-    status = reply.status
-    if accepted := _ACCEPTED.get(status):
-        return accepted
-    said = "".join(c if c.isprintable() else " " for c in reply.said.decode(errors="replace")).strip()
-    wait = retry_after_s(reply.headers.get("retry-after"), datetime.now(UTC))
-    return Answer(classify(status, reply.headers), status, f"HTTP {status}" + (f": {said}" if said else ""), wait)
 
 
 def _url_of(spec: SubscriptionSpec) -> URL:

@@ -21,9 +21,9 @@ import numpy as np
 import pyarrow as pa
 
 from evermark import failpoint
-from evermark.delivery.base import Fate, Outcome, ParkedEvent, SourcePartition
 from evermark.delivery.decide.answers import Verdict
 from evermark.delivery.decide.retry import in_place_wait_s
+from evermark.delivery.model import Fate, Outcome, ParkedEvent, SourcePartition
 from evermark.delivery.webhook.base import Answer, Bodies, Job
 from evermark.delivery.webhook.body import BUNDLE_BYTES_AROUND, Rendering, bundle, bundle_id, delivery_ids, render_sound
 from evermark.delivery.webhook.bundles import BUNDLE_LANES_MAX, BUNDLE_MAX, PIECE_BYTES_MAX, Bundle, Bundles, Parcel

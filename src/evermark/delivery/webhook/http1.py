@@ -22,13 +22,19 @@ from evermark.delivery.decide.answers import ACCEPTED_STATUSES
 
 ANSWER_BYTES_MAX = 64 * 1024
 HEAD_BYTES_MAX = 32 * 1024
+CHUNK_LINE_BYTES_MAX = 4 * 1024
+INTERIM_HEADS_MAX = 16  # "103 Early Hints" and its like, before an answer
 SAID_BYTES_MAX = 200
 IDLE_S_MAX = 15.0
 DRAIN_S_MAX = 5.0
+# An answer counts before its body is here, and the next request is sent on another connection. Of a receiver that keeps
+# its bodies back so many connections wait for them; those that have waited longest are closed.
+DRAINING_MAX = 32
 ADDRESS_AGE_S_MAX = 10.0
 ADDRESSES_MAX = 16
 _STAGGER_S = 0.25
 _STATUS_LINE = re.compile(rb"HTTP/1\.([01]) ([1-5][0-9]{2})(?: [^\r\n]*)?")
+_LENGTH = re.compile(r"[0-9]{1,18}")  # Python refuses to read numbers of thousands of digits
 _CHUNK_SIZE = re.compile(rb"([0-9A-Fa-f]{1,8})[ \t]*(?:;[^\r\n]*)?")
 
 AddressInfo = tuple[int, int, int, str, tuple[object, ...]]
@@ -48,6 +54,7 @@ class Reply:
     status: int
     headers: dict[str, str]  # names in lower case
     said: bytes = b""  # how the body begins, unless the status is 2xx
+    is_cut: bool = False  # there may be more of it
 
 
 @dataclass(frozen=True)
@@ -81,7 +88,7 @@ def _read(head: bytes) -> _Head:
     elif "transfer-encoding" in headers:
         chunked = headers["transfer-encoding"].lower() == "chunked"
         left = 0 if chunked else None
-    elif length and length.isascii() and length.isdigit():
+    elif length and _LENGTH.fullmatch(length):
         left = int(length)
     keep = match[1] == b"1" and "close" not in headers.get("connection", "").lower()
     return _Head(Reply(status, headers), keep, chunked, left)
@@ -90,9 +97,12 @@ def _read(head: bytes) -> _Head:
 class Wire(asyncio.Protocol):
     """One connection, one request at a time."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, on_free: Callable[[Wire], None]) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, on_free: Callable[[Wire], None], on_drain: Callable[[Wire], None]
+    ) -> None:
         self._loop = loop
         self._on_free = on_free
+        self._on_drain = on_drain
         self._transport: asyncio.Transport | None = None
         self._waiter: asyncio.Future[Reply] | None = None
         self._drain_limit: asyncio.TimerHandle | None = None
@@ -106,16 +116,23 @@ class Wire(asyncio.Protocol):
     def _begin(self) -> None:
         self._reply: Reply | None = None
         self._buffer = b""
+        self._interims = 0
         self._said = b""
         self._body_bytes = 0
         self._left: int | None = 0  # of the body or of the chunk; None: until the connection ends
         self._chunked = False
         self._last_chunk = False
+        self._chunk_ended = True  # what ends a chunk was read, so a size comes next
         self._keep = False
 
     @property
     def closed(self) -> bool:
         return self._transport is None or self._transport.is_closing()
+
+    @property
+    def draining(self) -> bool:
+        """The rest of an answer's body is waited for."""
+        return self._drain_limit is not None and not self.closed
 
     def close(self) -> None:
         if self._transport is not None:
@@ -168,8 +185,10 @@ class Wire(asyncio.Protocol):
 
     def _answer(self) -> None:
         if self._waiter is not None and not self._waiter.done() and self._reply is not None:
-            reply = self._reply
-            self._waiter.set_result(Reply(reply.status, reply.headers, self._said) if self._said else reply)
+            reply, said = self._reply, self._said
+            is_whole = self._last_chunk if self._chunked else self._left == 0
+            is_cut = len(said) >= SAID_BYTES_MAX or not is_whole
+            self._waiter.set_result(Reply(reply.status, reply.headers, said, is_cut) if said else reply)
 
     # asyncio.Protocol
 
@@ -212,7 +231,11 @@ class Wire(asyncio.Protocol):
             if self._known is None or self._known[0] != head:  # a receiver mostly sends the same head
                 self._known = head, _read(head)
             known = self._known[1]
-            if known.reply.status >= 200:
+            if known.reply.status < 200:
+                self._interims += 1
+                if self._interims > INTERIM_HEADS_MAX:
+                    raise NotHttpError
+            else:
                 self._reply, self._keep, self._chunked, self._left = known.reply, known.keep, known.chunked, known.left
         rest, self._buffer = self._buffer, b""
         if self._reply.status in ACCEPTED_STATUSES:
@@ -220,14 +243,18 @@ class Wire(asyncio.Protocol):
         self._read_body(rest)
 
     def _read_body(self, data: bytes) -> None:
+        before = self._body_bytes
         self._body_bytes += len(data)
+        if self._body_bytes > ANSWER_BYTES_MAX:  # what is beyond is not even looked at
+            data = data[: max(0, ANSWER_BYTES_MAX - before)]
+            self._keep = False
         if self._chunked:
             finished = self._read_chunks(data)
         elif self._left is None:
-            self._hear(data)
+            self._hear(data, 0, len(data))
             finished = False
         else:
-            self._hear(data[: self._left])
+            self._hear(data, 0, self._left)
             self._keep = self._keep and len(data) <= self._left
             self._left = max(0, self._left - len(data))
             finished = self._left == 0
@@ -237,34 +264,42 @@ class Wire(asyncio.Protocol):
             self._cut_short()
         elif self._drain_limit is None:
             self._drain_limit = self._loop.call_later(DRAIN_S_MAX, self._cut_short)
+            self._on_drain(self)
 
     def _read_chunks(self, data: bytes) -> bool:
-        self._buffer += data
-        while self._buffer:
+        """Whether the body ends here, or makes no sense. Nothing is copied twice: a hostile one has a line for every
+        two bytes."""
+        found, at = self._buffer + data, 0
+        self._buffer = b""
+        while at < len(found):
             if self._left:
-                self._hear(self._buffer[: self._left])
-                taken = min(self._left, len(self._buffer))
-                self._buffer, self._left = self._buffer[taken:], self._left - taken
+                taken = min(self._left, len(found) - at)
+                self._hear(found, at, at + taken)
+                at, self._left = at + taken, self._left - taken
                 continue
-            line, end, rest = self._buffer.partition(b"\r\n")
-            if not end:
-                return False
-            self._buffer = rest
-            if not line and self._last_chunk:
-                self._keep = self._keep and not rest
-                return True
-            if line and not self._last_chunk:
-                size = _CHUNK_SIZE.fullmatch(line)
-                if size is None:
-                    self._keep = False
+            end = found.find(b"\r\n", at)
+            if end < 0:
+                self._buffer = found[at:]
+                self._keep = self._keep and len(self._buffer) <= CHUNK_LINE_BYTES_MAX
+                return len(self._buffer) > CHUNK_LINE_BYTES_MAX
+            line, at = found[at:end], end + 2
+            if self._last_chunk:
+                if not line:  # else a trailer, which is not looked at
+                    self._keep = self._keep and at == len(found)
                     return True
+            elif self._chunk_ended and (size := _CHUNK_SIZE.fullmatch(line)):
                 self._left = int(size[1], 16)
-                self._last_chunk = self._left == 0
+                self._last_chunk, self._chunk_ended = self._left == 0, False
+            elif not self._chunk_ended and not line:
+                self._chunk_ended = True
+            else:
+                self._keep = False
+                return True
         return False
 
-    def _hear(self, data: bytes) -> None:
+    def _hear(self, data: bytes, start: int, end: int) -> None:
         if self._reply is not None and self._reply.status not in ACCEPTED_STATUSES and len(self._said) < SAID_BYTES_MAX:
-            self._said += data[: SAID_BYTES_MAX - len(self._said)]
+            self._said += data[start : min(end, start + SAID_BYTES_MAX - len(self._said))]
 
     def _finish(self) -> None:
         self._answer()
@@ -290,6 +325,7 @@ class Pool:
         self._socket_factory = socket_factory
         self._tls = tls
         self._idle: dict[tuple[str, int], list[Wire]] = {}
+        self._draining: dict[tuple[str, int], list[Wire]] = {}
         self._addresses: dict[tuple[str, int], tuple[float, asyncio.Future[Sequence[AddressInfo]]]] = {}
         self._sweeper: asyncio.TimerHandle | None = None
 
@@ -314,7 +350,9 @@ class Pool:
                     socket_factory=cast("aiohappyeyeballs.SocketFactoryType", self._socket_factory),
                 )
                 _, wire = await loop.create_connection(
-                    lambda: Wire(loop, lambda freed: self._keep(host, port, freed)),
+                    lambda: Wire(
+                        loop, lambda freed: self._keep(host, port, freed), lambda wire: self._drain(host, port, wire)
+                    ),
                     sock=dialled,
                     ssl=self._tls,
                     server_hostname=host if self._tls else None,
@@ -336,11 +374,20 @@ class Pool:
         return (await asyncio.shield(known[1]))[:ADDRESSES_MAX]
 
     def _keep(self, host: str, port: int, wire: Wire) -> None:
-        loop = asyncio.get_running_loop()
-        wire.idle_since = loop.time()
+        wire.idle_since = asyncio.get_running_loop().time()
         self._idle.setdefault((host, port), []).append(wire)
+        self._sweep_soon()
+
+    def _drain(self, host: str, port: int, wire: Wire) -> None:
+        others = [one for one in self._draining.get((host, port), ()) if one is not wire and one.draining]
+        for one in others[: max(0, len(others) + 1 - DRAINING_MAX)]:
+            one.close()
+        self._draining[host, port] = [*others[-DRAINING_MAX + 1 :], wire]
+        self._sweep_soon()
+
+    def _sweep_soon(self) -> None:
         if self._sweeper is None:
-            self._sweeper = loop.call_later(IDLE_S_MAX, self._sweep)
+            self._sweeper = asyncio.get_running_loop().call_later(IDLE_S_MAX, self._sweep)
 
     def _sweep(self) -> None:
         loop = asyncio.get_running_loop()
@@ -353,13 +400,18 @@ class Pool:
             if not wires:
                 del self._idle[key]
         self._addresses = {k: v for k, v in self._addresses.items() if loop.time() - v[0] <= ADDRESS_AGE_S_MAX}
-        self._sweeper = loop.call_later(IDLE_S_MAX, self._sweep) if self._idle or self._addresses else None
+        draining = {key: [wire for wire in wires if wire.draining] for key, wires in self._draining.items()}
+        self._draining = {key: wires for key, wires in draining.items() if wires}
+        self._sweeper = None
+        if self._idle or self._addresses or self._draining:
+            self._sweep_soon()
 
     def close(self) -> None:
         if self._sweeper is not None:
             self._sweeper.cancel()
             self._sweeper = None
-        for wires in self._idle.values():
+        for wires in (*self._idle.values(), *self._draining.values()):
             for wire in wires:
                 wire.close()
         self._idle.clear()
+        self._draining.clear()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from evermark.delivery.base import SubscriptionSpec
+from evermark.delivery.model import SubscriptionSpec
 from evermark.delivery.webhook.base import Bodies
 from evermark.delivery.webhook.body import Rendering, Style, delivery_ids, render_sound
 

@@ -13,7 +13,7 @@ import secrets as randomness
 from collections.abc import Sequence
 from typing import TypeAlias
 
-from evermark.delivery.base import SECRETS_MAX
+from evermark.delivery.limits import SECRETS_MAX
 from evermark.errors import ConfigError
 
 # A body, or its parts: a bundle is never put together before it is sent.

@@ -11,7 +11,7 @@ from dataclasses import replace
 from time import monotonic
 from typing import TypeAlias
 
-from evermark.delivery.base import Fate, Outcome
+from evermark.delivery.model import Fate, Outcome
 from evermark.delivery.webhook.base import Answer, Job, Prefix, Try
 from evermark.delivery.webhook.client import HttpLoop, close_http_loops, endpoint_of, http_loop
 from evermark.delivery.webhook.dispatch import Dispatch

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from evermark.delivery.base import Fate, Outcome, ParkedEvent, SourcePartition
+from evermark.delivery.model import Fate, Outcome, ParkedEvent, SourcePartition
 from evermark.delivery.webhook.base import Prefix
 from evermark.delivery.work import Result
 

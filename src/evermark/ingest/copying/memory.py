@@ -41,7 +41,7 @@ class MemoryCopies:
         self._listening: list[queue.SimpleQueue[str]] = []
         self._lock = threading.RLock()
 
-    def ask(self, source: str, stream: str, condition: str) -> Copy:
+    def request(self, source: str, stream: str, condition: str) -> Copy:
         with self._lock:
             for copy in self._kept.values():
                 same = (copy.source, copy.stream, copy.condition) == (source, stream, condition)
@@ -180,11 +180,11 @@ class MemoryCopies:
                 known = tuple(sorted({*chunk.told, *told}))
                 self._chunks[copy, number] = replace(chunk, state=ChunkState.OPEN, told=known)
 
-    def trouble(self, copy: str, error: str, epoch: int, *, failed: bool) -> None:
+    def trouble(self, copy: str, error: str, epoch: int, *, failed: bool = False, counts: bool = True) -> None:
         with self._fenced(copy, epoch):
             found = self._kept[copy]
             if found.state in _UNDER_WAY and (error or found.error):
-                state, tries = CopyState.FAILED if failed else found.state, found.tries + 1 if error else 0
+                state, tries = CopyState.FAILED if failed else found.state, found.tries + counts if error else 0
                 self._keep(found, state=state, tries=tries, error=error[:TEXT_MAX])
 
     def close(self) -> None: ...

@@ -85,7 +85,7 @@ update copies set state = 'failed', error = %s, changed_at = clock_timestamp()
 where id = %s and state in ('planned', 'running')
 """
 _TROUBLE = """
-update copies set error = %s, tries = case when %s = '' then 0 else tries + 1 end,
+update copies set error = %s, tries = case when %s = '' then 0 else tries + %s end,
        state = case when %s then 'failed' else state end, changed_at = clock_timestamp()
 where id = %s and state in ('planned', 'running') and (%s <> '' or error <> '')
 """
@@ -102,7 +102,7 @@ class StateCopies:
     def __init__(self, state: State) -> None:
         self._state = state
 
-    def ask(self, source: str, stream: str, condition: str) -> Copy:
+    def request(self, source: str, stream: str, condition: str) -> Copy:
         with self._state.transaction() as conn:
             found = conn.execute(_SAME, (source, stream, condition)).fetchone()
             number = found[0] if found else _asked(conn, source, stream, condition, AskedBy.PERSON)
@@ -223,10 +223,10 @@ class StateCopies:
         with self._fenced(copy, epoch) as conn:
             conn.execute(_REOPEN, (list(told), copy, number))
 
-    def trouble(self, copy: str, error: str, epoch: int, *, failed: bool) -> None:
+    def trouble(self, copy: str, error: str, epoch: int, *, failed: bool = False, counts: bool = True) -> None:
         with self._fenced(copy, epoch) as conn:
             said = error[:TEXT_MAX]
-            conn.execute(_TROUBLE, (said, said, failed, copy, said))
+            conn.execute(_TROUBLE, (said, said, int(counts), failed, copy, said))
 
     def close(self) -> None:
         self._state.close()

@@ -36,7 +36,7 @@ def gives_up(copy: Copy, error: EvermarkError) -> bool:
     return action_after(error, copy.tries + 1) is Action.STOP
 
 
-class CopyWorks(Protocol):
+class CopyTools(Protocol):
     """The tools of a copier."""
 
     @property
@@ -56,7 +56,7 @@ class CopyWorks(Protocol):
         """A task for each list, and a report of each: its `error`, if any, and the `copies` that this is about."""
 
 
-class CopyNews(Protocol):
+class CopyObserver(Protocol):
     def copy_began(self, copy: Copy, chunks: int) -> None: ...
 
     def copy_went_on(self, source: str, rows: int, chunks_left: int) -> None:
@@ -77,14 +77,15 @@ class Copier:
     name: str
     epoch: int
     copying: Copying
-    works: CopyWorks
-    news: CopyNews
+    tools: CopyTools
+    observer: CopyObserver
     runtime: Runtime
     log: Log
     look_every_s: float
     busy: Callable[[], bool]
     on_step_down: Callable[[], None]
     _again_at: dict[str, float] = field(default_factory=dict)  # of copies that failed
+    _waits: dict[str, int] = field(default_factory=dict)  # that were made for them, one after the other
 
     def __post_init__(self) -> None:
         self.stopped, self.asked = self.runtime.wake(), self.runtime.wake()
@@ -119,12 +120,13 @@ class Copier:
             self.runtime.wait(wait_s, self.stopped, self.asked)
 
     def _hold_up(self, error: EvermarkError) -> None:
-        """What fails for all copies is said of each that is under way, so that health names it."""
+        """What fails for all copies is said of each that is under way, so that health names it. It is no try of theirs:
+        a source that was away for a minute must not make the first failure of a copy's own its last."""
         try:
-            under_way = [copy for copy in self.works.copies.listed(self.name) if copy.state in _UNDER_WAY]
+            under_way = [copy for copy in self.tools.copies.listed(self.name) if copy.state in _UNDER_WAY]
             self._held_up |= {copy.id for copy in under_way}
             for copy in under_way:
-                self.works.copies.trouble(copy.id, _said(error), self.epoch, failed=False)
+                self.tools.copies.trouble(copy.id, _said(error), self.epoch, counts=False)
         except Exception as untold:  # noqa: BLE001 - State does not take it just now, which is said elsewhere
             self.log.debug("that copying failed could not be noted", part="copy", error=untold)
 
@@ -133,12 +135,12 @@ class Copier:
         while self._held_up:
             copy = min(self._held_up)
             if copy not in self._again_at:
-                self.works.copies.trouble(copy, "", self.epoch, failed=False)
+                self.tools.copies.trouble(copy, "", self.epoch)
             self._held_up.remove(copy)
 
     def look(self) -> bool:
         """Settle what was read, and write some more. Whether there is more to do at once."""
-        copies = self.works.copies
+        copies = self.tools.copies
         if not self._begun:
             copies.give_up_all(self.name, self.epoch)
             copies.want(self.name, self.copying.wanted, self.epoch)
@@ -169,14 +171,14 @@ class Copier:
             self._note(copy, known(error))
             return
         failpoint.hit("copy.planned")
-        self.news.copy_began(copy, chunks)
-        self.news.copy_went_on(self.name, 0, sum(each.chunks_left for each in self.works.copies.listed(self.name)))
+        self.observer.copy_began(copy, chunks)
+        self.observer.copy_went_on(self.name, 0, sum(each.chunks_left for each in self.tools.copies.listed(self.name)))
 
     def _planned(self, copy: Copy) -> int:
         if not self.copying.reads(copy.stream):
             raise _unnamed(copy)
         bounds = self.copying.plan(copy.stream)
-        self.works.copies.plan(copy.id, bounds, self.epoch)
+        self.tools.copies.plan(copy.id, bounds, self.epoch)
         return len(bounds)
 
     # rounds
@@ -186,11 +188,11 @@ class Copier:
         works: list[ChunkWork] = []
         going: dict[str, Copy] = {}
         limit = min(most, WRITERS_MAX * CHUNKS_A_TASK)
-        for copy in reversed(self.works.copies.listed(self.name)):
+        for copy in reversed(self.tools.copies.listed(self.name)):
             if copy.state is CopyState.RUNNING and not self.copying.reads(copy.stream):
                 self._note(copy, _unnamed(copy))
             elif copy.state is CopyState.RUNNING and self._is_due(copy) and len(works) < limit:
-                some = self.works.copies.chunks(copy.id, [ChunkState.OPEN, ChunkState.WRITING], limit - len(works))
+                some = self.tools.copies.chunks(copy.id, [ChunkState.OPEN, ChunkState.WRITING], limit - len(works))
                 works += [ChunkWork(copy.id, c.number, copy.stream, c.bounds, copy.condition, c.told) for c in some]
                 going[copy.id] = copy
         if not works:
@@ -198,7 +200,7 @@ class Copier:
                 self._note(copy, None)  # all of it is written: what an owner before this one met is over
             return False
         tasks = min(WRITERS_MAX, len(works))
-        reports = self.works.write_chunks(self.copying, [works[n::tasks] for n in range(tasks)], self.epoch, ROUND_S)
+        reports = self.tools.write_chunks(self.copying, [works[n::tasks] for n in range(tasks)], self.epoch, ROUND_S)
         failed: dict[str, EvermarkError] = {}
         for report in reports:
             if report.get("error") is not None:
@@ -214,32 +216,37 @@ class Copier:
     def _note(self, copy: Copy, error: EvermarkError | None) -> None:
         if error is None:
             self._again_at.pop(copy.id, None)
+            self._waits.pop(copy.id, None)
             if copy.error:
-                self.works.copies.trouble(copy.id, "", self.epoch, failed=False)
+                self.tools.copies.trouble(copy.id, "", self.epoch)
             return
         final = gives_up(copy, error)
-        self.works.copies.trouble(copy.id, _said(error), self.epoch, failed=final)
-        self._again_at[copy.id] = self.runtime.monotonic() + backoff_s(copy.tries, max_s=_BACKOFF_MAX_S)
+        # What is waited for (a source that is away, a table that is locked) spends no try.
+        counts = action_for(error) is not Action.RETRY
+        self.tools.copies.trouble(copy.id, _said(error), self.epoch, failed=final, counts=counts)
+        waits = self._waits.get(copy.id, 0)
+        self._waits[copy.id] = waits + 1
+        self._again_at[copy.id] = self.runtime.monotonic() + backoff_s(waits, max_s=_BACKOFF_MAX_S)
         if final:
-            self.news.copy_ended(copy, error)
+            self.observer.copy_ended(copy, error)
         else:
-            self.news.copy_failed(copy, error)
+            self.observer.copy_failed(copy, error)
 
     # what was read
 
     def _settle(self, copies: Sequence[Copy]) -> int:
         """Chunks whose marks reading has passed in all partitions are done; how many still wait for it."""
-        ends = [self.works.checkpoint(partition) for partition in self.copying.partitions]
+        ends = [self.tools.checkpoint(partition) for partition in self.copying.partitions]
         at = [end for end in ends if end is not None]
-        repaired = any(self.works.recoveries.current(self.name, each) is not None for each in self.copying.partitions)
+        repaired = any(self.tools.recoveries.current(self.name, each) is not None for each in self.copying.partitions)
         if len(at) < len(ends) or repaired:
             return READY_MAX  # nothing is read just now
-        gone_wrong = self.works.recoveries.past(self.name)
+        gone_wrong = self.tools.recoveries.past(self.name)
         waiting = 0
         for copy in copies:
             passed: list[Chunk] = []
             lost: list[Chunk] = []
-            for chunk in self.works.copies.chunks(copy.id, [ChunkState.READY]):
+            for chunk in self.tools.copies.chunks(copy.id, [ChunkState.READY]):
                 compared = [self.copying.compare(chunk.position, end) for end in at]
                 # A mark may have been lost with a slot, whenever its task came to say that it was ready; and between
                 # two terms checkpoints may be reset: then nobody knows whether reading began behind it.
@@ -255,7 +262,7 @@ class Copier:
                 else:
                     passed.append(chunk)
             if passed:
-                self.works.copies.done(copy.id, [chunk.number for chunk in passed], self.epoch)
+                self.tools.copies.done(copy.id, [chunk.number for chunk in passed], self.epoch)
                 failpoint.hit("copy.done")
             for chunk in (*lost, *passed):
                 storage_of(self.copying.folder).delete(self.copying.folder / chunk.file)
@@ -266,18 +273,18 @@ class Copier:
     def _reopened(self, chunk: Chunk) -> bool:
         """Whether rows of the chunk were lost: then they are written again, but for partitions that have theirs."""
         firsts = self.copying.firsts(chunk)
-        told = [partition for partition, position in firsts.items() if self.works.holds(partition, position)]
+        told = [partition for partition, position in firsts.items() if self.tools.holds(partition, position)]
         if len(told) == len(firsts):
             return False
-        self.works.copies.reopen(chunk.copy, chunk.number, self.epoch, told)
+        self.tools.copies.reopen(chunk.copy, chunk.number, self.epoch, told)
         return True
 
     def _tell(self, copy: Copy, rows: int) -> None:
-        now = self.works.copies.listed(self.name)
-        self.news.copy_went_on(self.name, rows, sum(each.chunks_left for each in now))
+        now = self.tools.copies.listed(self.name)
+        self.observer.copy_went_on(self.name, rows, sum(each.chunks_left for each in now))
         for each in now:
             if each.id == copy.id and each.state is CopyState.DONE:
-                self.news.copy_ended(each, None)
+                self.observer.copy_ended(each, None)
 
     def _sweep(self) -> None:
         """Remove files that no chunk has: of attempts that were given up, or of chunks that are done."""
@@ -291,7 +298,7 @@ class Copier:
                 storage_of(folder).delete(folder / file.name)
 
     def _ready(self) -> Iterator[Chunk]:
-        copies = self.works.copies
+        copies = self.tools.copies
         for copy in copies.listed(self.name):
             if copy.chunks_left:
                 yield from copies.chunks(copy.id, [ChunkState.READY])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -23,12 +24,30 @@ update recoveries set choice = %s, asked_by = 'person', reason = %s, tries = 0, 
 where source = %s and partition = %s and step = 'opened'
 """
 # The last gap of each partition that tail clients must hear of: given up, let be by a person, or large. A large
-# one is told once it is closed: told by its number before, it could not be told again if it fails then.
+# one is told once it is closed: told by its number before, it could not be told again if it fails then. Beside it what
+# a person took out of the log, which may come while a gap with a lower id is open: so the number is a sum.
 _TO_TELL = """
-select distinct on (source, partition) source, partition, id, step, choice, reason, error
-from recoveries
-where step = 'failed' or (step in ('closed', 'done') and (choice = 'skip' or large))
-order by source, partition, id desc
+with gaps as (
+    select distinct on (source, partition) source, partition, id, step, choice, reason, error, changed_at
+    from recoveries
+    where step = 'failed' or (step in ('closed', 'done') and (choice = 'skip' or large))
+    order by source, partition, id desc
+)
+select source, partition, coalesce(id, 0) + coalesce(times, 0), step, choice, reason, error,
+    case when at > coalesce(changed_at, '-infinity') then said end
+from gaps full join given_up using (source, partition)
+"""
+# Partitions without a head have nothing in the log.
+_GIVE_UP = """
+insert into given_up (source, partition, times, said)
+select source, partition, 1, %(said)s from log_head
+where source = %(source)s
+    and exists (
+        select from unnest(%(first)s::integer[], %(last)s::integer[]) as r (first, last)
+        where partition between r.first and r.last
+    )
+on conflict (source, partition) do update
+set times = given_up.times + 1, said = excluded.said, at = clock_timestamp()
 """
 _SET_LARGE = "update recoveries set large = true where id = %s and not large"
 _OPEN = """
@@ -75,13 +94,23 @@ class Recoveries:
             return dict(conn.execute(_KNOWN).fetchall())
 
     def to_tell(self) -> dict[tuple[str, int], tuple[int, str]]:
-        """By source and partition: the last gap that left events out or was large, by its id, and a sentence."""
+        """By source and partition: what left events out last, or was large, by a number that only grows, and a
+        sentence.
+        """
         with self._state.connection() as conn:
             rows = conn.execute(_TO_TELL).fetchall()
         return {
-            (source, partition): (number, f"{_told(step, choice)}: {error or reason}"[:TEXT_MAX])
-            for source, partition, number, step, choice, reason, error in rows
+            (source, partition): (number, said or f"{_told(step, choice)}: {error or reason}"[:TEXT_MAX])
+            for source, partition, number, step, choice, reason, error, said in rows
         }
+
+    def give_up(self, source: str, ranges: Sequence[tuple[int, int]], said: str) -> None:
+        """Files of these partitions, from one to another, are taken out of the log: to be told. Not fenced: a person
+        does so beside the owner.
+        """
+        first, last = [low for low, _ in ranges], [high for _, high in ranges]
+        with self._state.connection() as conn:
+            conn.execute(_GIVE_UP, {"source": source, "first": first, "last": last, "said": said[:TEXT_MAX]})
 
     def set_large(self, recovery: Recovery) -> bool:
         """Whether that is news. Not fenced: how large a gap is does not depend on who found it."""

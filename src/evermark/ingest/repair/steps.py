@@ -10,12 +10,14 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from functools import partial
 from itertools import pairwise
 from typing import Protocol
 
 from evermark import failpoint
 from evermark.error_policy import Action, action_for, backoff_s, is_stuck
 from evermark.errors import EngineError, EvermarkError, GapError, IdentityError, UnreachableError, known
+from evermark.ingest.batch_taker import BatchTaker, WrittenBatch
 from evermark.ingest.repair.base import (
     TRIES_MAX,
     Choice,
@@ -29,10 +31,9 @@ from evermark.ingest.repair.base import (
     may_open,
 )
 from evermark.ingest.repair.watch import RecoveryWatch
-from evermark.ingest.take import Taken, Taker
 from evermark.log.base import AppendLog, LogFile
 from evermark.runtime import Log, Pause, Runtime, Steps, run_through
-from evermark.sources.base import Gap, Repair, Source
+from evermark.sources.base import Gap, Repair, Source, Whereabouts
 
 TIDY_EVERY = timedelta(minutes=1)
 _RECOVER_HINT = "`evermark source recover` says what can be done; docs/playbook.md has the rest"
@@ -58,27 +59,27 @@ class FoundFile:
     ops: Mapping[str, int] = field(default_factory=dict)
 
 
-def batches_of(found: Sequence[FoundFile], gap: Gap, wanted: RepairTarget) -> list[Taken]:
+def batches_of(found: Sequence[FoundFile], gap: Gap, wanted: RepairTarget) -> list[WrittenBatch]:
     """The batches that close the gap; the last ends where reading goes on. Without files only that position is kept."""
     files: list[tuple[LogFile, ...]] = [(one.file,) for one in found] or [()]
     ends = [wanted.start, *(one.end for one in found[:-1]), gap.position]
     return [
-        Taken(wanted.partition, wanted.batch + number, wanted.epoch, start, end, mine)
+        WrittenBatch(wanted.partition, wanted.batch + number, wanted.epoch, start, end, mine)
         for number, (mine, (start, end)) in enumerate(zip(files, pairwise(ends), strict=True), start=1)
     ]
 
 
-class RepairWorks(Protocol):
+class RepairTools(Protocol):
     @property
     def recoveries(self) -> RecoveryStore: ...
 
-    def open_log(self, epoch: int) -> tuple[AppendLog, Taker]: ...
+    def open_log(self, epoch: int) -> tuple[AppendLog, BatchTaker]: ...
 
     def find(self, gap: Gap, wanted: RepairTarget) -> list[FoundFile]:
         """Write the events of the gap that the log lacks."""
 
 
-class RepairNews(Protocol):
+class RepairObserver(Protocol):
     """Told how repairs go."""
 
     def opened(self, recovery: Recovery, error: EvermarkError) -> None: ...
@@ -88,7 +89,7 @@ class RepairNews(Protocol):
     def waits(self, recovery: Recovery, error: EvermarkError) -> None:
         """It cannot be closed just now, which costs no try: begun again after a while."""
 
-    def taken(self, taken: Taken) -> None: ...
+    def taken(self, taken: WrittenBatch) -> None: ...
 
     def closed(self, recovery: Recovery, gap: Gap, rows: int, ops: Mapping[str, int]) -> None:
         """All `rows` that the log lacked are taken; `ops`: how many of each kind, where that is known."""
@@ -111,8 +112,8 @@ class Repairer:
     name: str
     epoch: int
     source: Source
-    works: RepairWorks
-    news: RepairNews
+    tools: RepairTools
+    observer: RepairObserver
     runtime: Runtime
     log: Log
     look_every_s: float
@@ -130,7 +131,7 @@ class Repairer:
         self._found = self.runtime.wake()
         self.is_at_work = False  # a recovery is being carried out
         self._lock = threading.Lock()
-        self._open = {p for p in self._partitions() if self.works.recoveries.current(self.name, p) is not None}
+        self._open = {p for p in self._partitions() if self.tools.recoveries.current(self.name, p) is not None}
 
     def _partitions(self) -> list[int]:
         return [partition for partition in self.source.partitions() if self.is_mine(partition)]
@@ -151,13 +152,13 @@ class Repairer:
         with self._lock:
             self._open.add(partition)
         try:
-            recovery = self.works.recoveries.open(self.name, partition, error.message, left_at, self.epoch)
+            recovery = self.tools.recoveries.open(self.name, partition, error.message, left_at, self.epoch)
         except EvermarkError:
             with self._lock:
                 self._open.discard(partition)
             raise
         failpoint.hit("repair.opened")
-        self.news.opened(recovery, error)
+        self.observer.opened(recovery, error)
         self._found.set()
         return None
 
@@ -187,8 +188,9 @@ class Repairer:
                 failures = 0
             except Exception as error:  # noqa: BLE001 - tried again; an unknown failure must not end the loop
                 if action_for(error) is Action.STEP_DOWN:
-                    self.log.warning("stepping down", part="repair", error=error)
-                    self.on_step_down()
+                    if not self.stopped.is_set():  # else another owner of this process may be at it by now
+                        self.log.warning("stepping down", part="repair", error=error)
+                        self.on_step_down()
                     return
                 self.log.warning(
                     "looking for gaps, or closing one, failed; it is tried again", part="repair", error=error
@@ -214,7 +216,7 @@ class Repairer:
             raise problem
 
     def _look_at(self, partition: int) -> None:
-        recovery = self.works.recoveries.current(self.name, partition)
+        recovery = self.tools.recoveries.current(self.name, partition)
         if recovery is not None and not self.stopped.is_set():
             self._carry_out(recovery)
         elif recovery is None and partition in self._carried:
@@ -226,7 +228,7 @@ class Repairer:
         with self._lock:
             self._open.add(recovery.partition)
         self._carried[recovery.partition] = recovery.id
-        self.news.begun(recovery)
+        self.observer.begun(recovery)
         repair = self.source.repair(recovery.partition)
         if repair is None:
             self._fail(recovery, None, EvermarkError("this source cannot be repaired"))
@@ -245,7 +247,8 @@ class Repairer:
         now = recovery
         if now.step is Step.OPENED:
             # A person who chose knows which server this is; else it has to be the server we left.
-            gap = repair.begin(self.stopped.is_set, None if now.by_person else now.left_at or None)
+            left_at = None if now.by_person else now.left_at or None
+            gap = repair.begin(self.stopped.is_set, left_at, partial(self._whereabouts, now))
             now = self._as_it_is(now)  # waiting for a slot takes up to an hour: somebody may have chosen otherwise
             try:
                 self._close_gap(now, gap)
@@ -254,44 +257,49 @@ class Repairer:
                     raise
                 # Waited for as for a disk that is away: another try would find the same.
                 raise UnreachableError(error.message, hint=error.hint) from error
-            self.works.recoveries.close_gap(now, gap.position, self.epoch)
+            self.tools.recoveries.close_gap(now, gap.position, self.epoch)
             now = replace(now, step=Step.CLOSED, position=gap.position)
             failpoint.hit("repair.closed")
         if now.position is None:
             raise EvermarkError(f"recovery {now.id} is closed, but nobody noted where", hint="report this")
-        self.works.recoveries.move(now, Step.CLOSED, self.epoch)  # refused if we are no longer the owner
+        self.tools.recoveries.move(now, Step.CLOSED, self.epoch)  # refused if we are no longer the owner
         repair.finish(now.position)
-        self.works.recoveries.move(now, Step.DONE, self.epoch)
+        self.tools.recoveries.move(now, Step.DONE, self.epoch)
         failpoint.hit("repair.done")
         self._ended(now, None)
 
     def _close_gap(self, recovery: Recovery, gap: Gap) -> None:
         """Take the missing events, and checkpoint where reading goes on."""
-        _, taker = self.works.open_log(self.epoch)
+        _, taker = self.tools.open_log(self.epoch)
         partition, start = recovery.partition, recovery.left_at
         fenced = taker.fence([partition])[partition]
         batch = fenced.tail.batch
         if batch or fenced.head is not None or fenced.checkpoint is not None:  # else where it begins is not known yet
             start = taker.begin(partition, fenced).position or start
-        self.works.recoveries.taking(recovery, batch, 0, self.epoch)  # what an earlier try took is counted now
+        self.tools.recoveries.taking(recovery, batch, 0, self.epoch)  # what an earlier try took is counted now
         wanted = RepairTarget(self.name, partition, batch, self.epoch, start)
-        found = self.works.find(gap, wanted) if recovery.choice is Choice.REPAIR else []
+        found = self.tools.find(gap, wanted) if recovery.choice is Choice.REPAIR else []
         failpoint.hit("repair.found")
         rows = 0
-        for taken in batches_of(found, gap, wanted):
-            if taken.files:
-                self.works.recoveries.taking(recovery, taken.batch - 1, taken.rows, self.epoch)
-            taker.take(taken, repaired=True)
-            self.news.taken(taken)
-            rows += taken.rows
-        self.news.closed(recovery, gap, rows, sum((Counter(one.ops) for one in found), Counter()))
+        for written in batches_of(found, gap, wanted):
+            if written.files:
+                self.tools.recoveries.taking(recovery, written.batch - 1, written.rows, self.epoch)
+            taker.take(written, repaired=True)
+            self.observer.taken(written)
+            rows += written.rows
+        self.observer.closed(recovery, gap, rows, sum((Counter(one.ops) for one in found), Counter()))
 
     def _past(self, partition: int) -> list[Recovery]:
-        return [r for r in self.works.recoveries.past(self.name) if r.partition == partition]
+        return [r for r in self.tools.recoveries.past(self.name) if r.partition == partition]
+
+    def _whereabouts(self, recovery: Recovery) -> Whereabouts:
+        others = [r for r in self.tools.recoveries.past(self.name) if r.partition != recovery.partition]
+        repaired = {r.position for r in others if r.position and r.position > recovery.left_at}
+        return Whereabouts(self.tools.open_log(self.epoch)[1].stands(), sorted(repaired))
 
     def _as_it_is(self, recovery: Recovery) -> Recovery:
         """The same recovery as State has it now: how far it got, and what was chosen since."""
-        return self.works.recoveries.current(self.name, recovery.partition) or recovery
+        return self.tools.recoveries.current(self.name, recovery.partition) or recovery
 
     def _after_failure(self, recovery: Recovery, repair: Repair, error: EvermarkError) -> None:
         action = action_for(error)
@@ -308,15 +316,15 @@ class Repairer:
             self._fail(recovery, repair, given_up(error))
             return
         said = error.message if tried else "; ".join(filter(None, (error.message, error.hint)))
-        self.works.recoveries.move(recovery, step, self.epoch, error=said, tried=tried)
+        self.tools.recoveries.move(recovery, step, self.epoch, error=said, tried=tried)
         if not tried:
-            self.news.waits(recovery, error)
+            self.observer.waits(recovery, error)
         raise error
 
     def _fail(self, recovery: Recovery, repair: Repair | None, error: EvermarkError) -> None:
         if repair is not None:
             self._abandon(repair)
-        self.works.recoveries.move(recovery, Step.FAILED, self.epoch, error=error.message, tried=True)
+        self.tools.recoveries.move(recovery, Step.FAILED, self.epoch, error=error.message, tried=True)
         self._ended(recovery, error)
 
     def _tidy(self, partition: int) -> None:
@@ -327,7 +335,7 @@ class Repairer:
         past = self._past(partition)
         repair = self.source.repair(partition) if past else None
         if repair is not None:
-            self.works.recoveries.move(past[0], past[0].step, self.epoch)  # refused if we are no longer the owner
+            self.tools.recoveries.move(past[0], past[0].step, self.epoch)  # refused if we are no longer the owner
             self._abandon(repair)
             repair.close()
         self._tidied_at[partition] = now
@@ -336,11 +344,11 @@ class Repairer:
         try:
             repair.abandon()  # a slot that nobody reads keeps WAL without end
         except EvermarkError as left:
-            self.news.left_behind(left)
+            self.observer.left_behind(left)
 
     def _tell_end(self, number: int) -> None:
         """Its last step was recorded, but the answer was lost: without this the partition is never read again."""
-        for recovery in self.works.recoveries.past(self.name):
+        for recovery in self.tools.recoveries.past(self.name):
             if recovery.id == number:
                 failed = recovery.step is Step.FAILED
                 self._ended(recovery, GapError(recovery.error, hint=_RECOVER_HINT) if failed else None)
@@ -350,5 +358,5 @@ class Repairer:
         self._tidied_at[recovery.partition] = self.runtime.now()
         with self._lock:
             self._open.discard(recovery.partition)
-        self.news.ended(recovery, error)
+        self.observer.ended(recovery, error)
         self.on_ended(recovery.partition, error)

@@ -1,21 +1,24 @@
 """One change stream, from a position on: its events in order, each at its position.
 
-The driver goes on by itself after an election. What ends a stream for good is met here: a dropped database (the server
-ends the stream; it is opened again behind it), and an event that is larger than the server can send. Such an event is
-found by asking for single events, and asked for once more without its documents.
+A stream that breaks, as in an election, is an error: who answers then may be another deployment, and may know less than
+the server before, so the driver must not go on by itself. What ends a stream for good is met here: a dropped database
+(the server ends the stream; it is opened again behind it), and an event that is larger than the server can send. Such
+an event is found by asking for single events, and asked for once more without its documents; so is one of which the
+server has no image.
 """
 
 from __future__ import annotations
 
+import time
 from contextlib import suppress
 from typing import Any, NamedTuple, Self
 
 from bson import Timestamp
-from pymongo.change_stream import ChangeStream
+from pymongo.command_cursor import CommandCursor
 from pymongo.errors import OperationFailure, PyMongoError
 
-from evermark.errors import EvermarkError
-from evermark.sources.mongo.connect import TOO_LARGE, Client, translate
+from evermark.errors import EvermarkError, UnreachableError
+from evermark.sources.mongo.connect import NO_IMAGE, TOO_LARGE, Client, translate
 from evermark.sources.mongo.events import Row, rows_in, rows_of, too_large
 from evermark.sources.mongo.positions import COPIED, Position, time_of_token
 from evermark.sources.mongo.target import MongoTarget
@@ -33,8 +36,11 @@ _ENVELOPE = dict.fromkeys(
 _SIZE = {"$bsonSize": "$fullDocument"}
 _AFTER = {"lookup": "updateLookup", "stored": "whenAvailable", "required": "required", "changes": None}
 _BEFORE = {"none": None, "stored": "whenAvailable", "required": "required"}
+# As MongoDB 6.0 wrote them, and before; a server of 7.0 does it so for routers that are older.
+_OLD_TOKENS: dict[str, Any] = {"$_generateV2ResumeTokens": False}
 _ENDINGS = ("dropDatabase", "invalidate")
 _LARGE_TRIES = 40
+_SILENCE_S_MAX = 60.0
 
 
 class Change(NamedTuple):
@@ -56,7 +62,8 @@ class Change(NamedTuple):
 
 
 class Changes:
-    """Used by one thread. `thin`: events come without their documents; inserts with their size instead.
+    """Used by one thread. `thin`: events come without their documents; inserts with their size instead. `old_tokens`:
+    with the tokens that the server gave before it was upgraded to MongoDB 7.0.
 
     Every event before `whole_to` has been given, and no transaction stands across it. Where the server has looked
     through a cluster time, and has no more of it, `whole_to` is behind all its events (`Position.closed`).
@@ -71,12 +78,14 @@ class Changes:
         *,
         thin: bool = False,
         await_ms: int = AWAIT_MS,
+        old_tokens: bool = False,
     ) -> None:
         self._client, self._place, self._target = client, place, target
         self._thin, self._await_ms = thin, await_ms
-        self._next = start
+        self._options: dict[str, Any] = _OLD_TOKENS if old_tokens else {}
+        self._next = self._begins = start  # where events are given from; where a stream without a token is opened
         self._careful = False  # single events are asked for, to find the one that is too large
-        self._stream: ChangeStream[Any] | None = None
+        self._stream: CommandCursor[Any] | None = None
         self._token: str | None = None  # of the event after which a stream that is opened again begins
         self._at = start  # where the next event stands if it has the cluster time of the last one
         self._opened_at = start.time
@@ -91,12 +100,15 @@ class Changes:
                 stream = self._stream = self._stream or self._opened()
                 event = stream.try_next()
             except OperationFailure as error:
-                if error.code != TOO_LARGE or self._thin:
+                if error.code not in (TOO_LARGE, *NO_IMAGE) or self._thin:
                     raise self._translated(error) from error
                 self.close()
                 # Only the first answer of a stream holds a single event, and says by its failure which one it is.
                 change = self._without_documents() if self._careful and is_opening else None
                 self._careful = change is None
+                # The image of an event that was taken before may have expired since.
+                if change is not None and error.code in NO_IMAGE and change.position >= self._next:
+                    raise self._translated(error) from error
             except PyMongoError as error:
                 raise self._translated(error) from error
             else:
@@ -125,27 +137,22 @@ class Changes:
             with suppress(PyMongoError):
                 stream.close()
 
-    def _opened(self) -> ChangeStream[Any]:
+    def _opened(self) -> CommandCursor[Any]:
         # A router answers before it has heard of all shards: only a later cluster time says that nothing is missing.
         self._may_end = not self._client.is_mongos
-        where: dict[str, Any] = {"resume_after": {"_data": self._token}}
+        where: dict[str, Any] = {"resumeAfter": {"_data": self._token}}
         self._opened_at = self._at.time
         if self._token is None:
-            # Inside a cluster time the stream begins just before it: of the time where it begins, which may be one to
-            # come, an answer without events says nothing.
-            time = self._opened_at = self._next.time - (self._next.ordinal > 0)
-            where = {"start_at_operation_time": Timestamp(time >> 32, time & 0xFFFFFFFF)}
+            time = self._opened_at = self._begins.opened_at
+            where = {"startAtOperationTime": Timestamp(time >> 32, time & 0xFFFFFFFF)}
             self._at = Position(time)
-        target: Any = self._client if self._target.database is None else self._client[self._target.database]
-        stream: ChangeStream[Any] = target.watch(
-            _pipeline(self._target, thin=self._thin),
-            full_document=None if self._thin else _AFTER[self._target.after],
-            full_document_before_change=None if self._thin else _BEFORE[self._target.before],
-            max_await_time_ms=self._await_ms,
-            batch_size=1 if self._careful else ANSWER_EVENTS_MAX,
-            **where,
+        # `watch` would go on by itself after an error; a cursor does not.
+        return self._client[self._target.database or "admin"].aggregate(
+            _pipeline(self._target, where, thin=self._thin),
+            maxAwaitTimeMS=self._await_ms,
+            batchSize=1 if self._careful else ANSWER_EVENTS_MAX,
+            **self._options,
         )
-        return stream
 
     def _placed(self, event: Document) -> Change:
         fields = dict(event.items())  # the document itself takes a look at each of them for more than decoding took
@@ -167,11 +174,11 @@ class Changes:
             self.close()
             self._begin_at(Position(change.position.time + 1))
 
-    def _nothing_came(self, stream: ChangeStream[Any]) -> None:
+    def _nothing_came(self, stream: CommandCursor[Any]) -> None:
         self._careful = False
         if self._may_end:
             self.whole_to = max(self.whole_to, self._next)
-        token = stream.resume_token
+        token = stream._post_batch_resume_token  # noqa: SLF001 - how far the server has looked is told nowhere else
         time = time_of_token(token["_data"]) if token is not None else None
         if time is not None:
             is_seen = self._may_end and time > self._opened_at
@@ -183,12 +190,14 @@ class Changes:
 
     def _begin_at(self, position: Position) -> None:
         """Every event before this position was given; a stream that is opened again begins here."""
-        self._next, self._token = position, None
+        self._begins, self._token = position, None
+        self._next = max(self._next, position)  # what is met on the way to where reading began lies before it
         self.whole_to = max(self.whole_to, position)
 
     def _without_documents(self) -> Change:
-        """The event that follows the last one, which is too large."""
-        start = Position(self._next.time)
+        """The first event behind the place where the stream was opened, which is too large; perhaps one from before
+        the position where reading began."""
+        start = Position(self._opened_at)
         with Changes(self._client, self._place, self._target, start, thin=True, await_ms=self._await_ms) as thin:
             thin._token, thin._at = self._token, self._at
             for _ in range(_LARGE_TRIES):
@@ -203,8 +212,20 @@ class Changes:
         return translate(error, self._place, "reading changes")
 
 
-def _pipeline(target: MongoTarget, *, thin: bool) -> list[dict[str, Any]]:
-    stages: list[dict[str, Any]] = []
+def require_sound(place: str, heard_at: float, change: Change | None) -> None:
+    """Silence proves nothing: a server that is slow is asked again later."""
+    if change is None and time.monotonic() - heard_at > _SILENCE_S_MAX:
+        raise UnreachableError(f"MongoDB at {place} gave nothing for {_SILENCE_S_MAX:.0f} s, though it has changes")
+
+
+def _pipeline(target: MongoTarget, where: dict[str, Any], *, thin: bool) -> list[dict[str, Any]]:
+    options = dict(where)
+    if target.database is None:
+        options["allChangesForCluster"] = True
+    images = {"fullDocument": _AFTER[target.after], "fullDocumentBeforeChange": _BEFORE[target.before]}
+    if not thin:
+        options |= {name: image for name, image in images.items() if image is not None}
+    stages: list[dict[str, Any]] = [{"$changeStream": options}]
     if target.collections:
         names = [dict(zip(("db", "coll"), stream.split(".", 1), strict=True)) for stream in target.collections]
         wanted = [

@@ -38,7 +38,7 @@ _HISTORY_LOST = (286,)
 _CURSOR_DIED = (43, 136, 237, 280)
 _DENIED = (13, 18, 8000)
 _NOT_A_SET = (40573,)
-_NO_IMAGE = (47, 51771)
+NO_IMAGE = (47, 51771)
 _SNAPSHOT_GONE = (239, 246)
 _FULL = (14031,)
 _TEXT_MAX = 400
@@ -92,7 +92,7 @@ def translate(error: Exception, place: str, doing: str) -> EvermarkError:
             f"MongoDB at {place} is not a replica set: it has no change streams",
             hint="start it with --replSet and run rs.initiate(); one member is enough",
         )
-    if code in _NO_IMAGE:
+    if code in NO_IMAGE:
         return SetupError(
             f"{doing} at {place}: the server has no image of a changed document, and `required` asks for it",
             hint="db.runCommand({collMod: …, changeStreamPreAndPostImages: {enabled: true}}), or say `stored`",

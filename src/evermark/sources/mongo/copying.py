@@ -48,7 +48,7 @@ from evermark.sources.mongo.changes import Change, Changes
 from evermark.sources.mongo.connect import Client, open_client, translated, where
 from evermark.sources.mongo.copied import SCHEMA, ReadHorizon, Standing, about, firsts
 from evermark.sources.mongo.deployment import look_at
-from evermark.sources.mongo.events import partition_for, shown_bytes
+from evermark.sources.mongo.events import partition_for, shown_bytes, undecoded
 from evermark.sources.mongo.positions import Position, room_for
 from evermark.sources.mongo.target import MongoTarget
 from evermark.sources.mongo.values import OPTIONS, UNDECODED, as_json, decoded, key_text
@@ -253,7 +253,7 @@ class ChunkWriter:
             key, op, payload = key_text(value["_id"]), Op.READ, as_json(value)
         except UNDECODED as error:
             key, op = key_text(bson.decode(raw, _LENIENT)["_id"]), Op.POISON
-            payload = as_json({"reason": f"it cannot be decoded: {type(error).__name__}: {error}"[:500]})
+            payload = as_json({"reason": undecoded(error)})
             shown = shown_bytes(raw, stream, self._target)
         # Not to be taken for the id of a change, which leads to its cluster time.
         id_ = f"copy{row_id(work.copy, stream, key)}"

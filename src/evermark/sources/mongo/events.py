@@ -122,7 +122,7 @@ def rows_of(event: Document, fields: dict[str, Any], at: Position, token: str, t
             return list(_of_collection(fields, operation, at, token, target))
         reason = f"events of the kind {str(operation)[:80]!r} are not known to this version"
     except UNDECODED as error:
-        reason = f"it cannot be decoded: {type(error).__name__}: {error}"[:500]
+        reason = undecoded(error)
     return [_poison(event.sent, at, token, target, reason)]
 
 
@@ -131,6 +131,11 @@ def too_large(raw: bytes, at: Position, token: str, target: MongoTarget) -> Row:
     operation = RawBSONDocument(raw).get("operationType")
     reason = f"the {operation} with its documents is larger than 16 MB: the server cannot send it"
     return _poison(raw, at, token, target, reason)
+
+
+def undecoded(error: Exception) -> str:
+    """The reason of poison."""
+    return f"it cannot be decoded: {type(error).__name__}: {error}"[:500]
 
 
 def shown_bytes(raw: bytes, stream: str, target: MongoTarget) -> bytes | None:

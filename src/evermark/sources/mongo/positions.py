@@ -43,6 +43,13 @@ class Position(NamedTuple):
         """The last cluster time of which all events stand before this position."""
         return self.time if self.ordinal >= COPIED else self.time - 1
 
+    @property
+    def opened_at(self) -> int:
+        """Where a stream is opened that is read from here on. Inside a cluster time that is just before it: of the time
+        where it begins, which may be one to come, an answer without events says nothing. Behind all of its events
+        nothing more of it is waited for, and the oplog need not reach back further."""
+        return self.time - (0 < self.ordinal < COPIED)
+
     def after(self, rows: int) -> Position:
         return Position(self.time, self.ordinal + rows)
 

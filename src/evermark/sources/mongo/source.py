@@ -17,11 +17,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from evermark.errors import EvermarkError, GapError, IdentityError, SetupError, UnreachableError
+from evermark.errors import EvermarkError, GapError, IdentityError, SetupError
 from evermark.event import Seen
 from evermark.sources.base import Condition, Feed, Limit, Repair, Slice, Source, Untaken, Warned
 from evermark.sources.copies import Copying, CopyPlace
-from evermark.sources.mongo.changes import AWAIT_MS, Change, Changes
+from evermark.sources.mongo.changes import AWAIT_MS, Change, Changes, require_sound
 from evermark.sources.mongo.connect import RECOVER_HINT, Client, open_client, translated, where
 from evermark.sources.mongo.copied import ReadHorizon, Standing, with_chunks
 from evermark.sources.mongo.copying import DocumentsCopying
@@ -38,7 +38,6 @@ _ASKED_ROWS_MAX = 200_000
 # Changes that `untaken` looks at: it is asked every few seconds.
 _LOOKED_AT_MAX = 1000
 _BRIEF_MS = 20
-_SILENCE_S_MAX = 60.0
 _BEHIND_SHARE = 0.5
 _CHUNKS = "chunks"
 
@@ -94,6 +93,15 @@ class MongoChanges(Source):
         for partition, seen in (newest or {}).items():
             if partition in resume:
                 self._require_event(partition, seen)
+
+    def require_whole(self, partition: int, start: str, end: str, newest: Mapping[int, Seen]) -> None:
+        """A stream that does not reach back fails when it is opened. What the oplog has forgotten since is no gap."""
+        try:
+            self.check({partition: end}, newest)
+        except IdentityError:
+            raise
+        except GapError:
+            pass  # of what comes next: reading says so
 
     def latest(self, after: Mapping[int, str], limit: Limit) -> dict[int, str]:
         """Changes are looked at without their documents: how many there are, and where the last of them ends."""
@@ -177,20 +185,29 @@ class MongoChanges(Source):
 
     def untaken(self, after: Mapping[int, str]) -> Mapping[int, Untaken]:
         found: dict[int, Untaken] = {}
-        if not after:
-            return found
+        # Changes of a partition that is far behind may be all that a look comes to: the next begins behind it.
+        while rest := {partition: at for partition, at in after.items() if partition not in found}:
+            some, has_seen_all = self._waiting(rest)
+            found |= some
+            if has_seen_all or not some:
+                break
+        return found
+
+    def _waiting(self, after: Mapping[int, str]) -> tuple[dict[int, Untaken], bool]:
+        """What waits among the next changes, and whether those were all there are."""
+        found: dict[int, Untaken] = {}
         starts = _parsed(after)
         with self._thin(after, _BRIEF_MS) as changes:
             for _ in range(_LOOKED_AT_MAX):
                 change = changes.next()
                 if change is None:
-                    break
+                    return found, True
                 waits_s = max(0.0, time.time() - change.position.seconds)
                 for partition in self._partitions_of(change, starts):
                     found.setdefault(partition, Untaken(self._text(change.end), waits_s))
                 if len(found) == len(starts):
                     break
-        return found
+        return found, False
 
     def condition(self) -> Condition:
         """How much of the oplog's span lies between us and its newest change."""
@@ -256,9 +273,9 @@ class MongoChanges(Source):
 
     def _require_history(self, after: Mapping[int, str]) -> None:
         for partition, start in sorted(_parsed(after).items(), key=lambda each: each[1]):
-            # From the beginning of the cluster time: its first change will do, and the server's first answer has it,
+            # Where reading opens its stream: the first change there will do, and the server's first answer has it,
             # while those before the ordinal may be a million of a transaction.
-            at = Position(start.time)
+            at = Position(start.opened_at)
             try:
                 with Changes(self.client, self._place, self.target, at, thin=True, await_ms=_BRIEF_MS) as changes:
                     changes.next()
@@ -271,24 +288,9 @@ class MongoChanges(Source):
         at = time_of_event(seen.event_id)
         if at is None:
             return
-        # The event's collection may be one that is not chosen any more.
-        everything, heard_at = replace(self.target, collections=()), time.monotonic()
-        try:
-            with Changes(self.client, self._place, everything, Position(at), thin=True, await_ms=_BRIEF_MS) as changes:
-                while changes.whole_to.time <= at:
-                    change = changes.next()
-                    if change is None and changes.whole_to > Position(at):
-                        break
-                    self._require_sound(heard_at, change)
-                    if change is None:
-                        continue
-                    heard_at = time.monotonic()
-                    if change.position.time != at:
-                        continue
-                    if seen.event_id in {event_id(at, change.token), event_id(at, f"{change.token} to")}:
-                        return
-        except GapError:
-            return  # the oplog does not reach back so far: whether it reaches back to the checkpoint was looked at
+        # A major upgrade of the server may change the form of tokens, which the id was made of.
+        if self._has_event(at, seen.event_id) or self._has_event_of_old(at, seen.event_id):
+            return
         raise _blamed(
             partition,
             IdentityError(
@@ -297,6 +299,36 @@ class MongoChanges(Source):
                 hint=RECOVER_HINT,
             ),
         )
+
+    def _has_event_of_old(self, at: int, id_: str) -> bool:
+        try:
+            return self._has_event(at, id_, old_tokens=True)
+        except EvermarkError as error:
+            if type(error) is EvermarkError:  # it does not know, or not allow, the question
+                return False
+            raise
+
+    def _has_event(self, at: int, id_: str, *, old_tokens: bool = False) -> bool:
+        # The event's collection may be one that is not chosen any more.
+        everything, heard_at = replace(self.target, collections=()), time.monotonic()
+        given: dict[str, Any] = {"thin": True, "await_ms": _BRIEF_MS, "old_tokens": old_tokens}
+        try:
+            with Changes(self.client, self._place, everything, Position(at), **given) as changes:
+                while changes.whole_to.time <= at:
+                    change = changes.next()
+                    if change is None and changes.whole_to > Position(at):
+                        break
+                    require_sound(self._place, heard_at, change)
+                    if change is None:
+                        continue
+                    heard_at = time.monotonic()
+                    if change.position.time != at:
+                        continue
+                    if id_ in {event_id(at, change.token), event_id(at, f"{change.token} to")}:
+                        return True
+        except GapError:
+            return True  # the oplog does not reach back so far: whether it reaches back to the checkpoint was looked at
+        return False
 
     def _behind_s(self, at: Position) -> int:
         return (self._look().time >> 32) - at.seconds
@@ -317,13 +349,6 @@ class MongoChanges(Source):
             return None
         return Position(start.seconds + min(span_s, behind_s) << 32)
 
-    def _require_sound(self, heard_at: float, change: Change | None) -> None:
-        """Silence proves nothing: a server that is slow is asked again later."""
-        if change is None and time.monotonic() - heard_at > _SILENCE_S_MAX:
-            raise UnreachableError(
-                f"MongoDB at {self._place} gave nothing for {_SILENCE_S_MAX:.0f} s, though it has changes"
-            )
-
     def _partitions_of(self, change: Change, starts: Mapping[int, Position]) -> set[int]:
         """The partitions that an event has rows in and that have not taken it."""
         rows = change.rows(self.target)
@@ -336,7 +361,7 @@ class MongoChanges(Source):
             while (seen_to := changes.whole_to) < end and seen_to.closed < end.time:
                 change = changes.next()
                 if change is None and changes.whole_to == seen_to:
-                    self._require_sound(heard_at, None)
+                    require_sound(self._place, heard_at, None)
                     continue
                 heard_at = time.monotonic()
                 if change is None:

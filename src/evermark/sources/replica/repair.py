@@ -20,7 +20,7 @@ from evermark.replicas.exchange import Manifest, Standing
 from evermark.replicas.ranges import union
 from evermark.replicas.snapshots import decoded, verified
 from evermark.replicas.values import Table
-from evermark.sources.base import Gap, Repair, Slice
+from evermark.sources.base import Gap, Repair, Slice, Whereabouts
 from evermark.sources.replica.copying import held_by_both
 from evermark.sources.replica.plan import JUMP, Plan, all_copied, confirmed, number_of, position
 from evermark.sources.replica.rows import record_columns
@@ -82,7 +82,12 @@ class SnapshotRepair(Repair):
         self._target, self._plans, self._dial = target, plans, dial
         self._fresh_origin, self._tell, self._epoch = fresh_origin, tell, epoch
 
-    def begin(self, stopped: Callable[[], bool], left_at: str | None = None) -> Gap:
+    def begin(
+        self,
+        stopped: Callable[[], bool],
+        left_at: str | None = None,
+        whereabouts: Callable[[], Whereabouts] | None = None,
+    ) -> Gap:
         plan = self._plans.load() or Plan("")
         logged = plan if left_at is None else confirmed(plan, number_of(left_at))
         with closing(self._dial()) as peer:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
-from evermark.delivery.base import BotSpec, Cursor, GroupWork, ParkedEvent
+from evermark.delivery.model import BotSpec, Cursor, GroupWork, ParkedEvent
 from evermark.delivery.ports import DeliveryStore
 from evermark.testing.contracts.scene import P0, T0, done, event
 

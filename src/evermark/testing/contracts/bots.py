@@ -7,9 +7,8 @@ from datetime import timedelta
 
 import pytest
 
-from evermark.delivery.base import (
-    ASK_EVERY,
-    ASK_EVERY_MAX,
+from evermark.delivery.limits import KEY_ASKED_EVERY, KEY_ASKED_EVERY_MAX
+from evermark.delivery.model import (
     BotMode,
     BotSpec,
     Cursor,
@@ -128,18 +127,18 @@ class BotContract(OwnedStore):
             asked += [now - T0 for one in store.bots.keys_wanted(now, 10, epoch) if one.session == "s1"]
         gaps = [later - sooner for sooner, later in zip([timedelta(), *asked], asked, strict=False)]
         assert gaps == sorted(gaps)
-        assert (gaps[0], gaps[1], max(gaps) <= ASK_EVERY_MAX) == (ASK_EVERY, 2 * ASK_EVERY, True)
+        assert (gaps[0], gaps[1], max(gaps) <= KEY_ASKED_EVERY_MAX) == (KEY_ASKED_EVERY, 2 * KEY_ASKED_EVERY, True)
         store.bots.publish("phone", {"s1": "sealed", "s2": "sealed"}, now, epoch)
-        assert store.bots.keys_wanted(now + ASK_EVERY_MAX, 10, epoch) == []
+        assert store.bots.keys_wanted(now + KEY_ASKED_EVERY_MAX, 10, epoch) == []
 
     def test_asking_is_bounded_and_takes_turns(self, store: DeliveryStore, epoch: int) -> None:
         """No more than asked for; those that were never asked for come first."""
         begin(store, epoch, "bot", bot=WISH)
         settle(store, epoch, 0, *(waiting(n, f"s{n}") for n in range(1, 6)))
-        turns = [[one.session for one in store.bots.keys_wanted(T0 + ASK_EVERY, 2, epoch)] for _ in range(3)]
+        turns = [[one.session for one in store.bots.keys_wanted(T0 + KEY_ASKED_EVERY, 2, epoch)] for _ in range(3)]
         assert turns == [["s1", "s2"], ["s3", "s4"], ["s5"]]
         settle(store, epoch, 1, waiting(6, "s6"))
-        assert [one.session for one in store.bots.keys_wanted(T0 + 2 * ASK_EVERY, 2, epoch)] == ["s6", "s1"]
+        assert [one.session for one in store.bots.keys_wanted(T0 + 2 * KEY_ASKED_EVERY, 2, epoch)] == ["s6", "s1"]
 
     def test_d6_a_room_with_many_sessions_keeps_no_other_waiting(self, store: DeliveryStore, epoch: int) -> None:
         """One of each stream is asked for before the second of any, whichever came first, of other bots too."""

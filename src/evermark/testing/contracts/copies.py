@@ -45,28 +45,28 @@ class CopyContract:
         copies.want("shop", ["a", "b"], epoch)
         copies.want("shop", ["a", "b", "c"], epoch)
         assert sorted(c.stream for c in copies.listed("shop")) == ["a", "b", "c"]
-        asked = copies.ask("shop", "a", "id > 3")
-        assert copies.ask("shop", "a", "id > 3") == asked and asked.asked_by is AskedBy.PERSON
-        assert copies.ask("bank", "a", "").source == "bank"
+        asked = copies.request("shop", "a", "id > 3")
+        assert copies.request("shop", "a", "id > 3") == asked and asked.asked_by is AskedBy.PERSON
+        assert copies.request("bank", "a", "").source == "bank"
         assert len(copies.listed("shop")) == 4 and len(copies.listed()) == 5
         assert copies.listed("shop")[0] == asked
 
     def test_who_listens_hears_of_a_request_at_once(self, copies: CopyStore) -> None:
         """GIVEN one who listens WHEN a person asks THEN the source is told, and nothing of what nobody asked."""
         with copies.requests() as heard:
-            copies.ask("shop", "a", "")
+            copies.request("shop", "a", "")
             assert set(heard(10.0)) == {"shop"}
-            later = threading.Timer(0.2, copies.ask, ("bank", "a", ""))
+            later = threading.Timer(0.2, copies.request, ("bank", "a", ""))
             later.start()
             began = time.monotonic()
             assert set(heard(10.0)) == {"bank"} and time.monotonic() - began < 5.0
             later.join()
             assert not heard(0.05)
-        copies.ask("shop", "b", "")  # nobody listens, which is all right
+        copies.request("shop", "b", "")  # nobody listens, which is all right
 
     def test_the_life_of_a_chunk(self, copies: CopyStore, epoch: int) -> None:
         """GIVEN a plan WHEN chunks are written and passed THEN each is counted, and the last ends the copy."""
-        copy = copies.ask("shop", "a", "")
+        copy = copies.request("shop", "a", "")
         copies.plan(copy.id, _BOUNDS, epoch)
         copies.plan(copy.id, [], epoch)  # as it is planned, it stays
         assert [c.bounds for c in copies.chunks(copy.id, _ALL)] == _BOUNDS
@@ -89,7 +89,7 @@ class CopyContract:
 
     def test_an_attempt_is_decided_once(self, copies: CopyStore, epoch: int) -> None:
         """GIVEN an attempt WHEN a reader gives it up, or it is ready first THEN the other comes too late."""
-        copy = copies.ask("shop", "a", "")
+        copy = copies.request("shop", "a", "")
         copies.plan(copy.id, _BOUNDS, epoch)
         first = Mark(copy.id, 0, copies.begin(copy.id, 0, epoch))
         copies.give_up(first)
@@ -114,7 +114,7 @@ class CopyContract:
         """GIVEN a stream without marks WHEN chunks are placed THEN each stands behind the last and behind all that
         reading had reached; an attempt that was given up stands nowhere, and keeps no place."""
         epoch = take_over()
-        copy = copies.ask("shop", "a", "")
+        copy = copies.request("shop", "a", "")
         copies.plan(copy.id, _BOUNDS, epoch)
         seen: list[str | None] = []
 
@@ -150,7 +150,7 @@ class CopyContract:
 
     def test_a_chunk_that_was_lost_in_part_knows_who_has_it(self, copies: CopyStore, epoch: int) -> None:
         """GIVEN rows that some partitions have WHEN the others' are lost THEN every attempt knows it."""
-        copy = copies.ask("shop", "a", "")
+        copy = copies.request("shop", "a", "")
         copies.plan(copy.id, _BOUNDS, epoch)
         for told in ([2, 0], [0, 3], []):
             mark = Mark(copy.id, 0, copies.begin(copy.id, 0, epoch))
@@ -161,7 +161,7 @@ class CopyContract:
 
     def test_an_empty_table_is_copied_at_once(self, copies: CopyStore, epoch: int) -> None:
         """GIVEN no chunks WHEN it is planned THEN it is done."""
-        copy = copies.ask("shop", "a", "")
+        copy = copies.request("shop", "a", "")
         copies.plan(copy.id, [], epoch)
         assert copies.listed("shop")[0].state is CopyState.DONE
 
@@ -169,11 +169,12 @@ class CopyContract:
         """GIVEN errors WHEN one is final THEN it is failed, until the file asks again; a good round forgets them."""
         copies.want("shop", ["a"], epoch)
         (copy,) = copies.listed("shop")
-        copies.trouble(copy.id, "x" * (TEXT_MAX + 1), epoch, failed=False)
-        copies.trouble(copy.id, "again", epoch, failed=False)
+        copies.trouble(copy.id, "x" * (TEXT_MAX + 1), epoch)
+        copies.trouble(copy.id, "again", epoch)
+        copies.trouble(copy.id, "the source is away", epoch, counts=False)
         (found,) = copies.listed("shop")
-        assert (found.tries, found.error, found.state) == (2, "again", CopyState.PLANNED)
-        copies.trouble(copy.id, "", epoch, failed=False)
+        assert (found.tries, found.error, found.state) == (2, "the source is away", CopyState.PLANNED)
+        copies.trouble(copy.id, "", epoch)
         assert copies.listed("shop")[0].tries == 0
         copies.trouble(copy.id, "no key", epoch, failed=True)
         (found,) = copies.listed("shop")
@@ -185,7 +186,7 @@ class CopyContract:
     def test_a_person_cancels_what_a_person_asked_for(self, copies: CopyStore, epoch: int) -> None:
         """GIVEN copies WHEN cancelled THEN no chunk is begun by it any more, what is ready is told and counted; one
         that the file asks for, and one that is over, stay as they are."""
-        copy = copies.ask("shop", "a", "")
+        copy = copies.request("shop", "a", "")
         copies.plan(copy.id, _BOUNDS, epoch)
         mark = Mark(copy.id, 0, copies.begin(copy.id, 0, epoch))
         assert copies.ready(mark, "p0", 7, epoch)
@@ -194,21 +195,21 @@ class CopyContract:
         assert fate_of(copies.chunk(copy.id, 0), mark.attempt) is Fate.READY
         copies.done(copy.id, [0], epoch)
         assert copies.listed("shop")[0].rows == 7
-        assert copies.ask("shop", "a", "").id != copy.id, "asked for again, it is another one"
+        assert copies.request("shop", "a", "").id != copy.id, "asked for again, it is another one"
         copies.want("shop", ["b"], epoch)
         (wanted,) = (each for each in copies.listed("shop") if each.stream == "b")
         with pytest.raises(ConflictError):
             copies.cancel(wanted.id)
         with pytest.raises(NotFoundError):
             copies.cancel("nothing")
-        empty = copies.ask("shop", "c", "")
+        empty = copies.request("shop", "c", "")
         copies.plan(empty.id, [], epoch)
         assert copies.cancel(empty.id).state is CopyState.DONE
 
     def test_stale_owners_write_nothing(self, copies: CopyStore, take_over: TakeOver) -> None:
         """GIVEN an old epoch WHEN anything but a person's or reader's word is written THEN it is refused."""
         old = take_over()
-        copy = copies.ask("shop", "a", "")
+        copy = copies.request("shop", "a", "")
         copies.plan(copy.id, _BOUNDS, old)
         mark = Mark(copy.id, 0, copies.begin(copy.id, 0, old))
         take_over()

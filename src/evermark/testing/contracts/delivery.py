@@ -9,7 +9,7 @@ from datetime import timedelta
 
 import pytest
 
-from evermark.delivery.base import Cursor, Fate, GroupWork, MadeBy, Outcome, Parked, SourcePartition, SubscriptionState
+from evermark.delivery.model import Cursor, Fate, GroupWork, MadeBy, Outcome, Parked, SourcePartition, SubscriptionState
 from evermark.delivery.ports import DeliveryStore, ParkedStore
 from evermark.errors import ConfigError, ConflictError, NotFoundError, StaleError
 from evermark.testing.contracts.owned import OwnedStore

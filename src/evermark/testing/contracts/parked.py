@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import pytest
 
-from evermark.delivery.base import Cursor, Fate, GroupWork, MadeBy, Outcome, SourcePartition, SubscriptionState
+from evermark.delivery.model import Cursor, Fate, GroupWork, MadeBy, Outcome, SourcePartition, SubscriptionState
 from evermark.delivery.ports import DeliveryStore
 from evermark.testing.contracts.owned import OwnedStore
 from evermark.testing.contracts.scene import P0, P1, T0, TakeOver, begin, done, event, failed, snapshot, spec
@@ -76,6 +76,17 @@ class ParkedContract(OwnedStore):
         assert [len(first), len(rest)] == [2, 3]
         assert len({row.id for row in first + rest}) == 5
         assert store.parked.claim(SOON, 100, LEASE_S, epoch) == []
+
+    def test_whom_a_claim_leaves_out_keeps_its_rows_for_the_next(self, store: DeliveryStore, epoch: int) -> None:
+        """Also when an earlier claim of them has run out."""
+        begin(store, epoch, "a", "b", "c")
+        outcomes = [done(name, event(1), replace(event(2), replay_id="r7")) for name in "abc"]
+        store.settle_group(GroupWork(P0, Cursor(0), Cursor(1), frozenset("abc")), outcomes, T0, epoch)
+        assert len(store.parked.claim(SOON, 1, LEASE_S, epoch, without=["b", "c"])) == 1
+        for without, claimed in ((["a", "b", "nobody"], {"c"}), ({"b": 1}, {"a"}), ([], {"b"})):
+            rows = store.parked.claim(AFTER_LEASE, 10, LEASE_S, epoch, without=without)
+            assert {row.subscription for row in rows} == claimed
+            assert len(rows) == 2
 
     def test_delivered_rows_are_gone_even_after_the_claim_ran_out(self, store: DeliveryStore, epoch: int) -> None:
         """2xx is 2xx, however late; repeating it is harmless."""

@@ -8,7 +8,7 @@ from datetime import timedelta
 
 import pytest
 
-from evermark.delivery.base import Cursor, Fate, GroupWork, MadeBy, Outcome, SubscriptionState
+from evermark.delivery.model import Cursor, Fate, GroupWork, MadeBy, Outcome, SubscriptionState
 from evermark.delivery.ports import DeliveryStore
 from evermark.errors import ConflictError
 from evermark.testing.contracts.owned import OwnedStore

@@ -7,8 +7,9 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from evermark.delivery.base import SECRETS_MAX, Cursor, Fate, GroupWork, MadeBy, Outcome, SubscriptionState
 from evermark.delivery.decide.registration import secret_ends
+from evermark.delivery.limits import SECRETS_MAX
+from evermark.delivery.model import Cursor, Fate, GroupWork, MadeBy, Outcome, SubscriptionState
 from evermark.delivery.ports import DeliveryStore
 from evermark.errors import ConfigError, ConflictError, NotFoundError
 from evermark.testing.contracts.owned import OwnedStore

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from evermark.delivery.base import Cursor, Fate, GroupWork, MadeBy, Outcome, ParkedEvent, Subscription
+from evermark.delivery.model import Cursor, Fate, GroupWork, MadeBy, Outcome, ParkedEvent, Subscription
 from evermark.delivery.ports import DeliveryStore
 from evermark.delivery.replay.base import ReplayStore
 from evermark.delivery.replay.plan import (
@@ -71,7 +71,7 @@ class ReplayContract:
     ) -> tuple[str, dict[str, Target]]:
         """A replay that runs, to these subscriptions."""
         begin(delivery, epoch, *names, **settings)
-        made = replays.ask(asked(), epoch)
+        made = replays.request(asked(), epoch)
         known: dict[str, Subscription] = delivery.subscriptions()
         targets = targets_of(replays.one(made), known)
         assert not isinstance(targets, str)
@@ -127,7 +127,7 @@ class ReplayContract:
             subscription="a",
             rate_per_s=2.5,
         )
-        made = replays.ask(full, epoch)
+        made = replays.request(full, epoch)
         found = replays.one(made)
         assert (found.request, found.state, found.targets) == (full, ReplayState.WAITING, ())
         assert len(made) == 12 and made.isalnum()
@@ -150,14 +150,15 @@ class ReplayContract:
         """Every call that writes is refused with an old epoch, and leaves everything as it was."""
         old = take_over()
         made, targets = self.started(replays, delivery, old, "a")
-        waiting = replays.ask(asked(), old)
+        waiting = replays.request(asked(), old)
         take_over()
         before = replays.newest(10)
         writes: list[Callable[[], object]] = [
             lambda: replays.register(by_sql("c1"), source_epoch - 1),
-            lambda: replays.ask(asked(), old),
+            lambda: replays.request(asked(), old),
             lambda: replays.cancel(made, old),
             lambda: replays.start(waiting, {}, 0, [], old),
+            lambda: replays.note_waiting(waiting, "the log is away", old),
             lambda: self.settle(replays, targets["a"], old, done("a")),
             lambda: replays.pass_by(targets["a"], old),
             lambda: replays.note_stuck(targets["a"], T0, old),
@@ -183,6 +184,18 @@ class ReplayContract:
         assert {t.mark for t in targets.values()} == {Mark(T0)}
         with pytest.raises(ConflictError):
             replays.start(made, {0: 10}, 0, [], epoch)
+
+    def test_why_a_replay_cannot_start_is_said_until_it_does(
+        self, replays: ReplayStore, delivery: DeliveryStore, epoch: int
+    ) -> None:
+        """What is noted of a replay that waits is gone with its start, and nothing is noted of one that runs."""
+        made = replays.request(asked(), epoch)
+        replays.note_waiting(made, "the log is away\x00", epoch)
+        assert replays.one(made).state is ReplayState.WAITING
+        assert replays.one(made).reason.startswith("the log is away")
+        replays.start(made, {0: 9}, 1000, [], epoch)
+        replays.note_waiting(made, "the log is away", epoch)
+        assert (replays.one(made).state, replays.one(made).reason) == (ReplayState.RUNNING, "")
 
     def test_a_mark_moves_by_compare_and_set_with_what_is_parked(
         self, replays: ReplayStore, delivery: DeliveryStore, epoch: int
@@ -314,5 +327,5 @@ class ReplayContract:
 
     def test_a_request_by_a_person_leaves_nothing_to_clear(self, replays: ReplayStore, epoch: int) -> None:
         """There is no row at the source that shows it."""
-        replays.end(replays.ask(asked(), epoch), ReplayState.FAILED, "for a test", epoch)
+        replays.end(replays.request(asked(), epoch), ReplayState.FAILED, "for a test", epoch)
         assert replays.uncleared() == []

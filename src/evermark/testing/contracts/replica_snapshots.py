@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from evermark.errors import (
     BusyError,
     DeniedError,
+    EvermarkError,
     FormatError,
+    SetupError,
     UnreachableError,
 )
 from evermark.replicas import clock
 from evermark.replicas.base import Cut
 from evermark.replicas.columns import live_rows
 from evermark.replicas.diff import differences
-from evermark.replicas.exchange import Evicted
+from evermark.replicas.event import Event
+from evermark.replicas.exchange import PROTOCOL_BY_TIME, Evicted, Hello, Manifest, Page
 from evermark.replicas.local_node import Limits
-from evermark.replicas.paging import SnapshotRequired
-from evermark.replicas.ranges import Ranges
+from evermark.replicas.paging import Coverage, SnapshotRequired
+from evermark.replicas.ranges import Held, Ranges
 from evermark.testing.contracts.replica_scene import (
     FAR,
     NO_RETENTION,
@@ -359,6 +364,86 @@ class ReplicaSnapshotsContract(ReplicaContract):
         node.store.merge("orders", Cut({own: Ranges.of([1]), other: Ranges.of([1])}, 5), lambda: iter([rows]), 0)
         assert [each[0] for each in node.rows()] == ["2", "9"]
 
+    def test_r7_a_snapshot_from_the_future_is_refused_until_its_time_has_come(self, make: Make) -> None:
+        """GIVEN a peer whose versions were made when its clock was a year ahead WHEN a node would take its snapshot
+        THEN it takes nothing of it and says whose it is, and its own clock stays right; a year later it takes it."""
+        a, b = make("a"), make("b")
+        year_ms, right = 365 * 86_400_000, a.now_ms
+        a.put(1, "of the future")
+        a.now_ms = lambda: right() + year_ms
+        a.install()
+        a.now_ms = right
+        b.install()
+        before = b.store.clocks()
+        with pytest.raises(SetupError, match="the clock of a's snapshot is 31"):
+            b.meet(a)
+        assert b.rows() == [] and b.store.clocks() == before
+        b.now_ms = lambda: right() + year_ms
+        assert b.meet(a).snapshots == 1 and len(b.rows()) == 1
+
+    @pytest.mark.parametrize("others", [False, True], ids=["an empty table", "a table with another row"])
+    def test_r7_a_row_that_is_newer_than_its_snapshot_is_refused(self, node: ReplicaNode, others: bool) -> None:
+        """GIVEN a snapshot with a row beyond its own clock THEN nothing of it is taken; at its clock it is."""
+        other = "z.000000000001aaaaaaaa"
+        if others:
+            node.put(9, "ours")
+        before = node.rows(), node.store.clocks(), node.store.held("orders")
+        found = live_rows(node.store.tables()["orders"], [(7, other, 1, 1, "theirs", None, None, None)], "a test")
+        with pytest.raises(FormatError, match="newer than its clock"):
+            node.store.merge("orders", Cut({other: Ranges.of([1])}, 6), lambda: iter([found]), 0)
+        assert (node.rows(), node.store.clocks(), node.store.held("orders")) == before
+        node.store.merge("orders", Cut({other: Ranges.of([1])}, 7), lambda: iter([found]), 0)
+        assert "1" in [row[0] for row in node.rows()]
+
+    def test_r7_what_came_by_a_snapshot_after_all_is_no_longer_named_as_left_out(self, node: ReplicaNode) -> None:
+        """GIVEN events that were left out because of their clocks WHEN a snapshot has some of them THEN the others
+        alone are named."""
+        other, ahead = "z.000000000001aaaaaaaa", clock.at_ms(node.now_ms() + 600_000)
+        made = [event_by(other, seq, seq, "x", ahead + seq) for seq in (1, 2, 3)]
+        assert len(node.store.ingest("orders", made, node.now_ms(), 60_000).quarantined) == 3
+        rows = [(ahead + seq, other, seq, seq, "x", None, None, None) for seq in (1, 2)]
+        found = live_rows(node.store.tables()["orders"], rows, "a test")
+        node.store.merge("orders", Cut({other: Ranges.through(2)}, ahead + 3), lambda: iter([found]), node.now_ms())
+        assert [each.seq for each in node.store.quarantined()] == [3]
+
+    @pytest.mark.parametrize("others", [False, True], ids=["an empty table", "a table with another row"])
+    def test_r11_a_merge_brings_back_no_row_whose_tombstone_is_collected(self, node: ReplicaNode, others: bool) -> None:
+        """GIVEN a row that was deleted, and of which nothing is left WHEN a snapshot from before the delete is merged
+        THEN the row stays away, and rows that were never here come; a newer version of the deleted one comes, too."""
+        other, later = "z.000000000001aaaaaaaa", clock.at_ms(2)
+        made = [event_by(other, 1, 1, "x", 5), event_by(other, 2, 1, None, 6)]
+        node.store.ingest("orders", made, node.now_ms(), 60_000)
+        if others:
+            node.put(9, "ours")
+        done = node.store.collect("orders", {other: 2}, later, node.now_ms() + 60_000, 100)
+        assert (done.events, done.tombstones) == (2, 1)
+        spec = node.store.tables()["orders"]
+
+        def merge(known: int, *rows: tuple[int, int, int]) -> None:
+            found = [(reading, other, seq, key, "theirs", None, None, None) for reading, seq, key in rows]
+            piece = live_rows(spec, found, "a test")
+            node.store.merge("orders", Cut({other: Ranges.of([1, 3, known])}, 9), lambda: iter([piece]), node.now_ms())
+
+        merge(3, (5, 1, 1), (7, 3, 2))
+        expected = ["2", "9"] if others else ["2"]
+        assert [each[0] for each in node.rows()] == expected
+        merge(4, (8, 4, 1), (7, 3, 2))
+        assert [each[0] for each in node.rows()] == ["1", *expected]
+
+    def test_r9_what_was_deleted_under_an_origin_that_was_given_up_is_as_others_have_it(
+        self, node: ReplicaNode
+    ) -> None:
+        """GIVEN a row that was deleted, and of which nothing is left, under an origin that others gave up before they
+        knew of the delete WHEN a snapshot of theirs is merged THEN the row is there again: theirs is final."""
+        node.put(1, "x")
+        node.sql("delete from orders where id = 1")
+        old = node.store.identity()[0]
+        node.store.collect("orders", {old: 2}, node.store.clocks()["orders"], node.now_ms() + 60_000, 100)
+        node.store.evict_self(node.replica.node.fresh_origin(old))
+        row = live_rows(node.store.tables()["orders"], [(5, old, 1, 1, "theirs", None, None, None)], "a test")
+        node.store.merge("orders", Cut({old: Ranges.of([1])}, 9), lambda: iter([row]), node.now_ms())
+        assert [each[0] for each in node.rows()] == ["1"]
+
     def test_r11_what_is_known_after_a_merge_is_what_its_maker_knew(self, node: ReplicaNode) -> None:
         """GIVEN a snapshot whose maker's clock was ahead WHEN it was merged THEN a change made here is newer than its
         rows, and who asks for the events that it stands for is told to take a snapshot, too."""
@@ -387,6 +472,32 @@ class ReplicaSnapshotsContract(ReplicaContract):
         assert node.store.collect("orders", {own: 3}, 0, node.now_ms() + 1000, 10).events == 3
         third = ask("orders")
         assert third.id != second.id and third.held == {own: Ranges.through(3)}
+
+    def test_r11_a_snapshot_that_took_long_to_make_is_given_to_who_asks_again(
+        self, node: ReplicaNode, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """GIVEN a snapshot that took longer to make than an asker waits WHEN it is asked for again, however late THEN
+        it is given; once more as long as it is young, by the time when it was finished; and then another is made."""
+        node.put(1, "x")
+        ask, right, passed_ms = node.replica.answers.snapshot, node.now_ms, [0]
+        node.now_ms = lambda: right() + passed_ms[0]
+        make = node.snapshots.make
+
+        def slow(*asked: Any) -> Manifest:
+            made = make(*asked)
+            passed_ms[0] += 3_600_000
+            return made
+
+        monkeypatch.setattr(node.snapshots, "make", slow)
+        first = ask("orders")
+        passed_ms[0] += 300_000
+        assert ask("orders").id == first.id
+        passed_ms[0] += 400_000
+        second = ask("orders")
+        assert second.id != first.id
+        passed_ms[0] += 30 * 86_400_000
+        assert ask("orders").id == second.id, "nobody has heard of it"
+        assert ask("orders").id != second.id, "somebody has"
 
     @pytest.mark.parametrize(
         ("origin", "seq", "is_taken"),
@@ -473,6 +584,89 @@ class ReplicaSnapshotsContract(ReplicaContract):
         found = a.sql('select origin_node_id, origin_seq, timestamp from "orders_Events" order by 1, 2')
         assert found == [("p", 1, 10), ("p", 2, 20), ("p", 3, 30), ("q", 1, 10)]
         assert b.meet(a).snapshots == 1 and b.rows() == a.rows() and len(b.rows()) == 1
+
+    def test_r8_a_table_that_is_not_alike_is_not_pushed_either(self, make: Make) -> None:
+        """GIVEN a table whose column is a number with the peer, and a text here WHEN changes are pushed, before a
+        meeting or after one THEN only those of the other table go there; one whose columns change here waits."""
+        a, b = make("a"), make("b")
+        for node, kind in ((a, "text"), (b, "numeric")):
+            node.sql(f"create table prices (id bigint primary key, price {kind})")
+            node.install("prices")
+            node.install()
+        a.put(1, "x")
+        a.sql("insert into prices values (1, '007.50')")
+        peer = Direct("a", b.replica)
+        first = a.replica.meetings.push(peer)
+        assert (first.pushed, list(first.skipped)) == (1, ["prices"])
+        a.sql("insert into prices values (2, '1e3')")
+        a.put(2, "y")
+        assert a.replica.meetings.push(peer).pushed == 1
+        assert b.rows("prices") == [] and len(b.rows()) == 2
+        a.install("orders", ["id", "what"])
+        a.put(3, "z")
+        assert a.replica.meetings.push(peer).pushed == 0
+
+    @pytest.mark.parametrize("way", ["nothing", "the same", "the same by time", "a snapshot"])
+    def test_r8_a_peer_that_never_ends_ends_the_meeting(self, make: Make, way: str) -> None:
+        """GIVEN a peer that says that there is more and gives nothing new, by number or by time, or that has a snapshot
+        taken again and again THEN the meeting ends with an error, after two snapshots at most."""
+        a, b = make("a"), make("b")
+        for node in (a, b):
+            node.install()
+        b.put(1, "x")
+        asked = []
+
+        class Endless(Direct):
+            def hello(self, hello: Hello) -> Hello:
+                found = super().hello(hello)
+                return replace(found, protocol=PROTOCOL_BY_TIME) if way == "the same by time" else found
+
+            def pull(self, table: str, origin: str, held: Held, limit: int) -> Page:
+                asked.append("events")
+                assert len(asked) < 20
+                if way == "a snapshot":
+                    raise SnapshotRequired("again", hint="a test")
+                page = super().pull(table, origin, {}, limit)
+                return (
+                    Page([], Coverage({}, {}, True))
+                    if way == "nothing"
+                    else replace(page, coverage=replace(page.coverage, more=True))
+                )
+
+            def pull_since(self, table: str, timestamp: int, event_id: str, limit: int) -> Sequence[Event]:
+                asked.append("events")
+                assert len(asked) < 20
+                return super().pull_since(table, 0, "00000000-0000-0000-0000-000000000000", limit)
+
+            def snapshot(self, table: str, native: str | None = None) -> Manifest:
+                asked.append("snapshot")
+                return super().snapshot(table, native)
+
+        expected = BusyError if way == "a snapshot" else FormatError
+        with pytest.raises(expected, match="in one meeting" if way == "a snapshot" else "nothing new"):
+            a.replica.meetings.sync(Endless("a", b.replica))
+        assert asked.count("snapshot") == (2 if way == "a snapshot" else 0)
+
+    def test_what_nobody_foresaw_of_one_table_keeps_no_other_from_being_met(self, make: Make) -> None:
+        """GIVEN a peer whose answer about one table ends in an error that nobody foresaw WHEN meeting THEN the other
+        table is exchanged all the same, and the error names the first, and what it was."""
+        a, b = make("a"), make("b")
+        for node in (a, b):
+            node.sql("create table zoo (id bigint primary key)")
+            for table in ("orders", "zoo"):
+                node.install(table)
+        b.put(1, "x")
+        b.sql("insert into zoo values (1)")
+
+        class Odd(Direct):
+            def pull(self, table: str, origin: str, held: Held, limit: int) -> Page:
+                if table == "orders":
+                    raise IndexError("unforeseen")
+                return super().pull(table, origin, held, limit)
+
+        with pytest.raises(EvermarkError, match="orders: IndexError unforeseen"):
+            a.replica.meetings.sync(Odd("a", b.replica))
+        assert a.rows("zoo") == [("1",)] and a.rows() == []
 
     def test_r14_digests_find_the_rows_that_differ_and_rows_without_capture(self, make: Make) -> None:
         """GIVEN a row changed behind the capture's back THEN digests name it; one that was put in is named as well."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
-from evermark.delivery.base import Fate, MadeBy, Outcome, ParkedEvent, SourcePartition, SubscriptionSpec
+from evermark.delivery.model import Fate, MadeBy, Outcome, ParkedEvent, SourcePartition, SubscriptionSpec
 from evermark.delivery.ports import DeliveryStore
 
 TakeOver = Callable[[], int]

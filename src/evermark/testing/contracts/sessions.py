@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import pytest
 
-from evermark.delivery.base import Cursor, GroupWork, MadeBy, SubscriptionState
+from evermark.delivery.model import Cursor, GroupWork, MadeBy, SubscriptionState
 from evermark.delivery.ports import DeliveryStore
 from evermark.errors import NotFoundError
 from evermark.testing.contracts.bot_scene import LEASE_S, SECOND, WISH, claimed, keyed, settle, waiting

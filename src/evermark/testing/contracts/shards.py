@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from evermark.cluster.fence import deliver_lease
-from evermark.delivery.base import Cursor, GroupWork, MadeBy, SourcePartition, SubscriptionState
 from evermark.delivery.decide.shards import shard_of
+from evermark.delivery.model import Cursor, GroupWork, MadeBy, SourcePartition, SubscriptionState
 from evermark.delivery.ports import DeliveryStore
 from evermark.errors import NotFoundError, StaleError
 from evermark.testing.contracts.scene import P0, P1, T0, begin, done, spec

@@ -11,9 +11,10 @@ import pytest
 
 from evermark.cluster.fence import DELIVER_LEASE
 from evermark.cluster.memory import MemoryLeases
-from evermark.delivery.base import ASK_EVERY, ASK_EVERY_MAX, KeyWanted
-from evermark.delivery.bots.keys import next_ask_at
+from evermark.delivery.bots.keys import key_asked_next_at
 from evermark.delivery.decide.answers import Verdict
+from evermark.delivery.limits import KEY_ASKED_EVERY, KEY_ASKED_EVERY_MAX
+from evermark.delivery.model import KeyWanted
 from evermark.delivery.run.key_requests import ASK_TIMEOUT_S, KeyAsker, ask_event
 from evermark.delivery.store.memory import MemoryDelivery
 from evermark.delivery.webhook.base import Answer, Try
@@ -100,10 +101,10 @@ def test_d3_a_crash_never_asks_twice_within_five_seconds() -> None:
 
 def test_asks_become_rare_but_never_end() -> None:
     """GIVEN a key that never comes THEN the pauses double from five seconds to five minutes, and stay there."""
-    pauses = [next_ask_at(T0, asks, T0) - T0 for asks in range(1, 100)]
-    assert pauses[:3] == [ASK_EVERY, 2 * ASK_EVERY, 4 * ASK_EVERY]
-    assert pauses == sorted(pauses) and pauses[-1] == ASK_EVERY_MAX
-    assert next_ask_at(None, 0, T0) == T0
+    pauses = [key_asked_next_at(T0, asks, T0) - T0 for asks in range(1, 100)]
+    assert pauses[:3] == [KEY_ASKED_EVERY, 2 * KEY_ASKED_EVERY, 4 * KEY_ASKED_EVERY]
+    assert pauses == sorted(pauses) and pauses[-1] == KEY_ASKED_EVERY_MAX
+    assert key_asked_next_at(None, 0, T0) == T0
 
 
 def test_two_asks_are_two_events() -> None:

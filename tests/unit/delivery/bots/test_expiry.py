@@ -6,7 +6,7 @@ import pytest
 
 from evermark.cluster.fence import DELIVER_LEASE
 from evermark.cluster.memory import MemoryLeases
-from evermark.delivery.base import Surplus
+from evermark.delivery.model import Surplus
 from evermark.delivery.run import parked_retries
 from evermark.delivery.run.parked_retries import sweep_surplus
 from evermark.delivery.store.memory import MemoryDelivery

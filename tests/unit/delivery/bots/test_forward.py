@@ -9,8 +9,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from evermark.delivery.base import BotMode, BotSpec, BotView, Stay
 from evermark.delivery.bots.forward import forwarded, forwards, session_of, waiting
+from evermark.delivery.model import BotMode, BotSpec, BotView, Stay
 from evermark.event import EVENT
 
 WISH = BotSpec("chat", "bot", device="phone")

@@ -14,9 +14,9 @@ import pytest
 
 from evermark.cluster.fence import DELIVER_LEASE
 from evermark.cluster.memory import MemoryLeases
-from evermark.delivery.base import BotSpec, BotView, Cursor, GroupWork, Parked, ParkedEvent
 from evermark.delivery.bots import forward
 from evermark.delivery.bots.views import BotViews
+from evermark.delivery.model import BotSpec, BotView, Cursor, GroupWork, Parked, ParkedEvent
 from evermark.delivery.store.memory import MemoryDelivery
 from evermark.delivery.store.memory_bots import MemoryBots
 from evermark.delivery.store.memory_parked import MemoryParked, MemoryTables
@@ -195,8 +195,8 @@ class _DecidedBefore(MemoryTables):
 class _Unordered(MemoryParked):
     """Those of a session are claimed in any order."""
 
-    def claim(self, now: Any, limit: int, lease_s: float, epoch: int) -> list[Any]:
-        return super().claim(now, limit, lease_s, epoch)[::-1]
+    def claim(self, *given: Any, **named: Any) -> list[Any]:
+        return super().claim(*given, **named)[::-1]
 
 
 class _ClaimedBehindOneUnderWay(MemoryParked):

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from evermark.cluster.fence import DELIVER_LEASE
 from evermark.cluster.memory import MemoryLeases
-from evermark.delivery.base import BotSpec, Cursor, SourcePartition, Stay
 from evermark.delivery.bots.membership import Move, after_move, lesson, moves_of, view_of
 from evermark.delivery.bots.views import NARROWED_FROM, BotViews
+from evermark.delivery.model import BotSpec, Cursor, SourcePartition, Stay
 from evermark.delivery.store.memory import MemoryDelivery
 from evermark.delivery.work import Span
 from evermark.errors import EngineError, UnreachableError

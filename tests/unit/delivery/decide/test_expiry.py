@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from evermark.cluster.base import Holder
 from evermark.cluster.fence import DELIVER_LEASE
 from evermark.cluster.memory import MemoryLeases
-from evermark.delivery.base import Cursor, Fate, GroupWork, MadeBy, Outcome, Subscription, SubscriptionState
 from evermark.delivery.decide.expiry import expires_before, with_expired, without_expired
+from evermark.delivery.model import Cursor, Fate, GroupWork, MadeBy, Outcome, Subscription, SubscriptionState
 from evermark.delivery.run import parked_retries
 from evermark.delivery.run.parked_retries import sweep
 from evermark.delivery.store.memory import MemoryDelivery

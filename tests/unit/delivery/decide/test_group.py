@@ -13,7 +13,17 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from evermark.cluster.base import Holder
 from evermark.cluster.memory import MemoryLeases
-from evermark.delivery.base import (
+from evermark.delivery.decide.group import (
+    Settlement,
+    SubscriptionRecord,
+    after_outcome,
+    is_due,
+    may_join,
+    settle,
+    subscription_after_failure,
+)
+from evermark.delivery.decide.retry import LIMITS
+from evermark.delivery.model import (
     Cursor,
     Fate,
     Group,
@@ -25,16 +35,6 @@ from evermark.delivery.base import (
     Subscription,
     SubscriptionState,
 )
-from evermark.delivery.decide.group import (
-    Settlement,
-    SubscriptionRecord,
-    after_outcome,
-    is_due,
-    may_join,
-    settle,
-    subscription_after_failure,
-)
-from evermark.delivery.decide.retry import LIMITS
 from evermark.delivery.store.memory import MemoryDelivery
 from evermark.errors import ConflictError, StaleError
 from evermark.testing.contracts.scene import P0, P1, T0, event, spec
@@ -76,7 +76,6 @@ def settlements(draw: st.DrawFn) -> tuple[Group, GroupWork, list[Outcome], Settl
     return group, work, outcomes, settle(group, work, outcomes, records, parked_now, T0, lambda: 0.5)
 
 
-@settings(max_examples=60, deadline=None)
 @given(settlements())
 def test_who_stays_has_passed_every_event(case: tuple[Group, GroupWork, list[Outcome], Settlement]) -> None:
     """A member that stays was in the work from its beginning, and all its outcomes say so; its parks are kept."""
@@ -90,7 +89,6 @@ def test_who_stays_has_passed_every_event(case: tuple[Group, GroupWork, list[Out
         assert {parked.event_id for parked in settled.parked.get(name, ())} == promised
 
 
-@settings(max_examples=60, deadline=None)
 @given(settlements())
 def test_who_leaves_keeps_the_cursor_the_work_began_at(
     case: tuple[Group, GroupWork, list[Outcome], Settlement],
@@ -106,7 +104,6 @@ def test_who_leaves_keeps_the_cursor_the_work_began_at(
     assert not left & (settled.parked.keys() | settled.expired.keys())
 
 
-@settings(max_examples=60, deadline=None)
 @given(settlements())
 def test_the_version_changes_iff_membership_does(case: tuple[Group, GroupWork, list[Outcome], Settlement]) -> None:
     """And the group's cursor moves at this place only."""
@@ -116,7 +113,6 @@ def test_the_version_changes_iff_membership_does(case: tuple[Group, GroupWork, l
     assert settled.group.cursors == {**group.cursors, work.place: work.done}
 
 
-@settings(max_examples=60, deadline=None)
 @given(settlements())
 def test_nobody_is_parked_beyond_the_limit(case: tuple[Group, GroupWork, list[Outcome], Settlement]) -> None:
     """Who would exceed it is suspended with a reason."""
@@ -365,9 +361,6 @@ def _event_id(place: SourcePartition, batch: int) -> str:
 
 TestStory = Story.TestCase
 TestStory.settings = settings(
-    max_examples=150,
     stateful_step_count=50,
-    deadline=None,
-    derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )

@@ -11,8 +11,8 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evermark.delivery.base import Cursor, Fate, Outcome, ParkedEvent
 from evermark.delivery.decide.key_parts import PART_ROWS_MIN, cursor_at, joined, pace_after, part_numbers, rows_in
+from evermark.delivery.model import Cursor, Fate, Outcome, ParkedEvent
 from evermark.delivery.webhook.ordering import keys_of
 from evermark.delivery.work import Assignment, Result, Span
 from evermark.testing.contracts.scene import P0, event, spec

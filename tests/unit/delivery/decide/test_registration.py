@@ -11,16 +11,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
-from evermark.delivery.base import (
-    Cursor,
-    CursorVector,
-    Group,
-    MadeBy,
-    SourcePartition,
-    Subscription,
-    SubscriptionSpec,
-    SubscriptionState,
-)
 from evermark.delivery.decide.group import SubscriptionRecord
 from evermark.delivery.decide.registration import (
     CHANGEABLE,
@@ -32,6 +22,16 @@ from evermark.delivery.decide.registration import (
     rotated,
     secret_ends,
     start_vector,
+)
+from evermark.delivery.model import (
+    Cursor,
+    CursorVector,
+    Group,
+    MadeBy,
+    SourcePartition,
+    Subscription,
+    SubscriptionSpec,
+    SubscriptionState,
 )
 from evermark.delivery.webhook.signing import SECRETS_MAX
 from evermark.errors import ConfigError, ConflictError
@@ -215,10 +215,7 @@ class ApiStory(Story):
 
 TestApiStory = ApiStory.TestCase
 TestApiStory.settings = settings(
-    max_examples=100,
     stateful_step_count=50,
-    deadline=None,
-    derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
 

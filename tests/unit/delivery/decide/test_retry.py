@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evermark.delivery.base import RETRY_WAITS_S
 from evermark.delivery.decide.answers import Verdict, classify
 from evermark.delivery.decide.retry import (
     RETRY_AFTER_S_MAX,
@@ -20,6 +19,7 @@ from evermark.delivery.decide.retry import (
     retry_after_s,
     should_suspend,
 )
+from evermark.delivery.limits import RETRY_WAITS_S
 
 NOW = datetime(2026, 11, 15, 1, 2, 3, tzinfo=UTC)
 jitters = st.floats(0, 1)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evermark.delivery.base import Subscription, SubscriptionState
 from evermark.delivery.decide.turns import (
     ALONE_AT_ONCE,
     SHARED_MAX,
@@ -16,6 +15,7 @@ from evermark.delivery.decide.turns import (
     goes_on,
     next_turns,
 )
+from evermark.delivery.model import Subscription, SubscriptionState
 from evermark.testing.contracts.scene import spec
 
 COMPANIES = st.lists(st.sampled_from(TurnClass), max_size=40)

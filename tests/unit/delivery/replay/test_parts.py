@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evermark.delivery.base import Fate, Outcome
+from evermark.delivery.model import Fate, Outcome
 from evermark.delivery.replay.plan import ReplayWork, Round, joined
 from evermark.delivery.replay.timeslice import Mark, TimeSlice
 from evermark.testing.contracts.scene import event, spec

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from evermark.delivery.base import BotSpec, Fate, Outcome, SourcePartition, Subscription, SubscriptionState
+from evermark.delivery.model import BotSpec, Fate, Outcome, SourcePartition, Subscription, SubscriptionState
 from evermark.delivery.replay import plan as decide
 from evermark.delivery.replay import request as wish_module
 from evermark.delivery.replay.plan import (

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from evermark.delivery.base import Cursor, Fate, MadeBy, Outcome, SourcePartition, SubscriptionState
+from evermark.delivery.model import Cursor, Fate, MadeBy, Outcome, SourcePartition, SubscriptionState
 from evermark.delivery.run.follower import FollowLimits
 from evermark.delivery.work import Assignment, DeliveryOptions, Span
 from evermark.errors import UnreachableError

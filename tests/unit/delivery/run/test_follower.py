@@ -12,7 +12,8 @@ import pytest
 from evermark.cluster.base import Holder
 from evermark.cluster.fence import DELIVER_LEASE
 from evermark.cluster.memory import MemoryLeases
-from evermark.delivery.base import (
+from evermark.delivery.decide.turns import TurnClass, next_turns
+from evermark.delivery.model import (
     Cursor,
     Fate,
     MadeBy,
@@ -21,7 +22,6 @@ from evermark.delivery.base import (
     Subscription,
     SubscriptionState,
 )
-from evermark.delivery.decide.turns import TurnClass, next_turns
 from evermark.delivery.run import follower as following
 from evermark.delivery.run.follower import Follower
 from evermark.delivery.run.live import LiveGroup

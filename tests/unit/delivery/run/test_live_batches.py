@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from evermark.delivery.base import Cursor, SourcePartition
+from evermark.delivery.model import Cursor, SourcePartition
 from evermark.delivery.run.live import together
 from evermark.delivery.work import Span
 

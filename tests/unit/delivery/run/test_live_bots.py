@@ -8,8 +8,8 @@ from typing import Any
 
 from evermark.cluster.fence import DELIVER_LEASE
 from evermark.cluster.memory import MemoryLeases
-from evermark.delivery.base import BotSpec, Cursor, Fate, MadeBy, Outcome, SourcePartition, SubscriptionState
 from evermark.delivery.bots.views import BotViews, ViewLimits
+from evermark.delivery.model import BotSpec, Cursor, Fate, MadeBy, Outcome, SourcePartition, SubscriptionState
 from evermark.delivery.run.live import LOOKED_UP, LiveGroup
 from evermark.delivery.store.memory import MemoryDelivery
 from evermark.delivery.work import Assignment, DeliveryOptions, Span

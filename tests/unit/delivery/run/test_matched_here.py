@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from evermark.delivery.base import Cursor, SourcePartition, SubscriptionSpec
+from evermark.delivery.model import Cursor, SourcePartition, SubscriptionSpec
 from evermark.delivery.run import matched_here as here
 from evermark.delivery.run.matched_here import MatchedHere, is_small, matched_here
 from evermark.delivery.work import Assignment, Span

@@ -15,8 +15,8 @@ import pytest
 from evermark.cluster.base import Holder
 from evermark.cluster.fence import DELIVER_LEASE
 from evermark.cluster.memory import MemoryLeases
-from evermark.delivery.base import Cursor, Fate, MadeBy, Outcome, SourcePartition, SubscriptionState
 from evermark.delivery.decide.retry import ENDPOINT_BACKOFF_S_MAX, LIMITS
+from evermark.delivery.model import Cursor, Fate, MadeBy, Outcome, SourcePartition, SubscriptionState
 from evermark.delivery.run.follower import Follower
 from evermark.delivery.run.live import LiveGroup
 from evermark.delivery.store.memory import MemoryDelivery

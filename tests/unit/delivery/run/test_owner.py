@@ -2,48 +2,58 @@
 
 from __future__ import annotations
 
+import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from evermark.cluster.base import Holder
+from evermark.cluster.base import Holder, Lease
 from evermark.cluster.fence import DELIVER_LEASE
 from evermark.cluster.holding import Candidate
 from evermark.cluster.memory import MemoryLeases
-from evermark.delivery.base import Cursor, SourcePartition, SubscriptionSpec
+from evermark.delivery.decide.answers import Verdict
 from evermark.delivery.decide.turns import TurnClass
+from evermark.delivery.model import Cursor, GroupWork, SourcePartition, SubscriptionSpec
 from evermark.delivery.replay.memory import MemoryReplays
+from evermark.delivery.run import parked_retries
 from evermark.delivery.run.follower import FOLLOW_BUDGET_S, Follower
 from evermark.delivery.run.live import LiveGroup
-from evermark.delivery.run.owner import DeliveryOwner, DeliveryWorks
+from evermark.delivery.run.owner import DeliveryOwner, DeliveryTools
 from evermark.delivery.store.memory import MemoryDelivery
+from evermark.delivery.webhook.base import Answer, Try
 from evermark.delivery.work import Span
-from evermark.errors import UnreachableError
+from evermark.errors import StaleError, UnreachableError
+from evermark.testing.contracts.scene import done, event
 from simulator.baton import Baton, BatonRuntime, Process
 
 PLACE = SourcePartition("shop", 0)
+ACCEPTED, REFUSED = Answer(Verdict.ACCEPTED, 204), Answer(Verdict.REFUSED, 422, "HTTP 422")
 
 
 class Scene:
-    """One subscription and an empty log; what was said is kept."""
+    """Subscriptions and an empty log; what was said is kept, and what was tried again: when, whose and which."""
 
-    def __init__(self) -> None:
+    def __init__(self, *names: str, takes_s: float = 0.0) -> None:
         self.runtime = BatonRuntime(Baton(random.Random(1), 0.5, 0.01), Process("p"))
         self.leases = MemoryLeases(clock=self.runtime.now, is_gone=lambda _: False)
-        self.store = MemoryDelivery(self.leases, clock=self.runtime.now)
+        self.store = MemoryDelivery(self.leases, jitter=lambda: 0.0, clock=self.runtime.now)
+        self.takes_s = takes_s  # what "slow" needs to answer a retry
+        self.tried: list[tuple[float, str, str]] = []
+        self.trying = self.trying_max = 0
+        self.answer = ACCEPTED
         self.said: list[tuple[str, dict[str, object]]] = []
         self.reports = 0
         self.on_report: Callable[[], None] = lambda: None
         say = lambda event, **about: self.said.append((event, about))  # noqa: E731
         log = SimpleNamespace(debug=say, info=say, warning=say, error=say)
         view = SimpleNamespace(heads=dict, files=lambda _: [])
-        nothing = cast("Any", SimpleNamespace(deliver=None, replay=None, attempt=lambda *_: []))
-        specs = [SubscriptionSpec("a", "https://a.example")]
-        works = DeliveryWorks(
+        nothing = cast("Any", SimpleNamespace(deliver=None, replay=None, attempt=self._attempt))
+        specs = [SubscriptionSpec(name, f"https://{name}.example") for name in names or "a"]
+        tools = DeliveryTools(
             self.store,
             MemoryReplays(self.store, clock=self.runtime.now),
             cast("Any", view),
@@ -56,7 +66,7 @@ class Scene:
             2,
         )
         self.candidate = Candidate(self.leases, Holder("me", "host", "boot", 1, "1"), self.runtime, log)
-        self.owner = DeliveryOwner(works, cast("Any", self), self.candidate)
+        self.owner = DeliveryOwner(tools, cast("Any", self), self.candidate)
 
     def report(self) -> None:
         self.reports += 1
@@ -85,6 +95,30 @@ class Scene:
 
     def events(self) -> list[str]:
         return [event for event, _ in self.said]
+
+    def epoch(self) -> int:
+        """Of the lease, once this instance delivers under it."""
+        while "delivering" not in self.events():
+            self.runtime.wait(0.01)
+        return self.leases._held[DELIVER_LEASE].epoch
+
+    def park(self, number: int, *names: str) -> None:
+        epoch = self.epoch()
+        if number == 1:
+            self.store.open_partition(PLACE, 0, epoch)
+        work = GroupWork(PLACE, Cursor(number - 1), Cursor(number), self.store.group().members)
+        parked = [done(name, *([event(number)] if name in names else [])) for name in work.members]
+        self.store.settle_group(work, parked, self.runtime.now(), epoch)
+
+    def _attempt(self, tries: Sequence[Try], deadline_s: float) -> list[Answer]:
+        now = self.runtime.monotonic()
+        self.tried += [(now, one.spec.name, f"e{json.loads(one.event)['n']}") for one in tries]
+        self.trying += 1
+        self.trying_max = max(self.trying, self.trying_max)
+        if any(one.spec.name.startswith("slow") for one in tries):
+            self.runtime.wait(self.takes_s)
+        self.trying -= 1
+        return [self.answer] * len(tries)
 
 
 def test_a_step_that_fails_is_tried_again_and_holds_up_no_other() -> None:
@@ -241,8 +275,8 @@ def test_the_owner_of_a_shard_stands_by_until_there_is_such_a_shard() -> None:
     when the shard is there; and stands by again when it is gone.
     """
     scene = Scene()
-    works = replace(scene.owner.works, store=scene.store.of_shard(1))
-    scene.owner = DeliveryOwner(works, cast("Any", scene), scene.candidate, shard=1, shards=2)
+    tools = replace(scene.owner.tools, store=scene.store.of_shard(1))
+    scene.owner = DeliveryOwner(tools, cast("Any", scene), scene.candidate, shard=1, shards=2)
     first = scene.leases.acquire(DELIVER_LEASE, Holder("other", "host", "boot", 2, "2"), 1e9)
     assert first is not None
 
@@ -461,3 +495,76 @@ def test_delivery_that_has_nothing_to_do_keeps_its_lease() -> None:
     scene = Scene()
     scene.run(3600.0)
     assert "lease let go of" not in scene.events() and scene.events().count("delivering") == 1
+
+
+def test_d4_a_receiver_that_takes_minutes_holds_up_no_retry_of_another() -> None:
+    """GIVEN a receiver that refuses after 299 s WHEN retries of another are due meanwhile THEN they are tried in time;
+    the slow one's are tried once until its answer is there, although their claim has run out, and then put back.
+    """
+    scene = Scene("slow", "well", takes_s=299.0)
+    scene.answer = REFUSED
+
+    def park() -> None:
+        scene.park(1, "slow", "well")
+        scene.runtime.wait(20.0)
+        scene.park(2, "slow", "well")
+
+    scene.runtime.spawn("park", park)
+    scene.run(320.0)
+    begun = {(name, ident): at for at, name, ident in reversed(scene.tried)}
+    assert [(name, ident) for _, name, ident in scene.tried if name == "slow"] == [("slow", "e1"), ("slow", "e2")]
+    assert begun["well", "e1"] - 5 <= 2 and begun["well", "e2"] - 25 <= 2
+    assert 0 <= begun["slow", "e2"] - begun["slow", "e1"] - 299 <= 2
+    (row, _) = scene.store.parked.rows("slow")
+    assert row.attempts == 2 and row.next_attempt_at is not None
+    assert row.next_attempt_at >= scene.runtime.now()
+
+
+def test_receivers_that_hang_leave_some_of_what_may_be_tried_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """GIVEN 20 receivers that hang, and room for 10 rows at a time WHEN all are due THEN no more than 10 hang at once,
+    and all are tried.
+    """
+    monkeypatch.setattr(parked_retries, "UNDER_WAY_MAX", 10)
+    names = [f"slow{n}" for n in range(20)]
+    scene = Scene(*names, takes_s=100.0)
+    scene.runtime.spawn("park", lambda: scene.park(1, *names))
+    scene.run(250.0)
+    assert scene.trying_max == 10
+    assert sorted(name for _, name, _ in scene.tried) == sorted(names)
+    assert scene.store.parked.rows() == []
+
+
+@pytest.mark.parametrize(("takes_s", "left"), [(4.0, 0), (299.0, 1)])
+def test_a_retry_under_way_at_a_stop_is_waited_for_and_settled_but_not_for_minutes(takes_s: float, left: int) -> None:
+    """GIVEN a retry that a receiver works on WHEN delivery is stopped THEN its answer is settled if it comes soon."""
+    scene = Scene("slow", takes_s=takes_s)
+    scene.runtime.spawn("park", lambda: scene.park(1, "slow"))
+    scene.run(8.0)
+    assert len(scene.tried) == 1
+    assert scene.runtime.monotonic() <= 8.0 + scene.owner.limits.end_s + 1.0
+    assert len(scene.store.parked.rows()) == left
+
+
+def test_what_a_retry_brings_after_the_lease_was_lost_is_refused_and_it_is_tried_again_only_then() -> None:
+    """GIVEN a retry under way WHEN the lease is lost, and had again THEN it is not tried twice at a time; what it
+    brought is refused, and the next try settles it.
+    """
+    scene = Scene("slow", takes_s=60.0)
+
+    def lose() -> None:
+        scene.park(1, "slow")
+        scene.runtime.wait(10.0)
+        scene.leases.release(Lease(DELIVER_LEASE, scene.epoch()))
+        other = scene.leases.acquire(DELIVER_LEASE, Holder("other", "host", "boot", 2, "2"), 1e9)
+        assert other is not None
+        scene.runtime.wait(10.0)
+        scene.leases.release(other)
+
+    scene.runtime.spawn("lose", lose)
+    scene.run(140.0)
+    (first, _, _), (second, _, _) = scene.tried
+    assert scene.events().count("delivering") == 2
+    assert 60 <= second - first <= 62 and scene.trying_max == 1
+    (refused,) = [about["error"] for event, about in scene.said if event == "retries are not settled"]
+    assert isinstance(refused, StaleError)
+    assert scene.store.parked.rows() == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,22 +15,15 @@ from hypothesis import strategies as st
 from evermark.cluster.base import Holder
 from evermark.cluster.fence import DELIVER_LEASE
 from evermark.cluster.memory import MemoryLeases
-from evermark.delivery.base import (
-    RETRY_WAITS_S,
-    Cursor,
-    GroupWork,
-    MadeBy,
-    ParkedEvent,
-    ParkedRow,
-    Subscription,
-    SubscriptionState,
-)
 from evermark.delivery.decide.answers import Verdict
 from evermark.delivery.decide.retry import LIMITS
+from evermark.delivery.limits import RETRY_WAITS_S
+from evermark.delivery.model import Cursor, GroupWork, MadeBy, ParkedEvent, ParkedRow, Subscription, SubscriptionState
 from evermark.delivery.run.parked_retries import CLAIM_LEASE_S, ParkedQueue, Tried, after_answer
 from evermark.delivery.store.memory import MemoryDelivery
 from evermark.delivery.webhook.base import Answer, Try, as_it_is
 from evermark.errors import UnreachableError
+from evermark.testing.at_once import AtOnce
 from evermark.testing.contracts.scene import P0, P1, T0, begin, done, event, spec
 
 SOON = T0 + timedelta(minutes=1)  # the first retry is due
@@ -51,6 +45,7 @@ class World:
     sent: list[Try] = field(default_factory=list)
     while_sending: Callable[[], None] = lambda: None
     told: list[tuple[Sequence[Tried], int]] = field(default_factory=list)
+    said: list[dict[str, object]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._leases = MemoryLeases(is_gone=lambda holder: True)
@@ -73,10 +68,9 @@ class World:
 
     def run(self) -> int:
         sink: Any = self
-        queue = ParkedQueue(
-            self.store, sink, as_it_is, self.epoch, lambda: self.now, lambda: self.jitter, self._on_tried
-        )
-        return queue.run()
+        runtime = AtOnce(lambda: self.now, lambda: self.jitter)
+        log: Any = SimpleNamespace(warning=lambda _event, **about: self.said.append(about))
+        return ParkedQueue(self.store, sink, as_it_is, self.epoch, runtime, log, self._on_tried).run()
 
     def _on_tried(self, tried: Sequence[Tried]) -> None:
         self.told.append((tried, len(self.rows)))
@@ -142,8 +136,8 @@ def test_d2_a_delete_that_failed_is_made_good_when_the_claim_has_run_out() -> No
         raise UnreachableError("state is away")
 
     world.store.parked.delivered = unreachable  # type: ignore[method-assign]
-    with pytest.raises(UnreachableError):
-        world.run()
+    assert world.run() == 1
+    assert [(about["subscription"], str(about["error"])) for about in world.said] == [("a", "state is away")]
     world.store.parked.delivered = real  # type: ignore[method-assign]
     world.now += timedelta(seconds=CLAIM_LEASE_S - 1)
     assert world.run() == 0, "somebody may still be sending it"

@@ -11,10 +11,10 @@ from typing import Any, cast
 import pytest
 
 from evermark.app.delivering import DeploymentReport
-from evermark.delivery.base import Cursor, Fate, Outcome, SourcePartition, SubscriptionState
+from evermark.delivery.model import Cursor, Fate, Outcome, SourcePartition, SubscriptionState
 from evermark.delivery.run.follower import STUCK_LOOK, STUCK_REST
 from evermark.delivery.work import Assignment, DeliveryOptions
-from evermark.errors import EvermarkError
+from evermark.errors import EvermarkError, FormatError
 from evermark.log.opened import lost
 from evermark.log.read import FileRange
 from evermark.observe.health import HealthBoard, PartitionHealth, overall
@@ -32,6 +32,7 @@ class Holed(World):
     gone: set[str] = field(default_factory=set)
     told: list[tuple[SourcePartition, str | None]] = field(default_factory=list)
     got: dict[str, list[str]] = field(default_factory=dict)
+    set_back: EvermarkError | None = None  # why no files are given at all
     by_part: bool = False  # the deliverer tells of it by an outcome, as where others were sent the span beside
 
     def __post_init__(self) -> None:
@@ -58,6 +59,8 @@ class Holed(World):
         return {place: (self.head, self.now - timedelta(seconds=10)) for place in (P0, P1)}
 
     def files(self, source: str) -> list[FileRange]:
+        if self.set_back is not None:
+            raise self.set_back
         return [
             FileRange(f"{p.partition}-{n}", p.partition, p.partition, n, n, self.rows, 100)
             for p in (P0, P1)
@@ -125,6 +128,32 @@ def test_a_subscription_whose_file_is_missing_says_so_and_the_others_go_on() -> 
     for name in ("a", "b"):
         assert (world.state(name), world.one(name).reason) == (LIVE, "")
         assert sorted(set(world.got[name])) == sorted(file.path for file in world.files("shop"))
+    assert world.trouble() == []
+
+
+def test_a_log_that_ends_too_early_is_passed_by_nobody_and_they_say_so() -> None:
+    """GIVEN a subscription that is behind, and one that is paused with old events WHEN the log does not reach its head
+    THEN nobody's cursor moves, both the group and the subscription say why, now and then; WHEN it does THEN they go on.
+    """
+    world = Holed({"well": 0.05, "a": 0.05, "paused": 0.05})
+    left_behind(world, "a")
+    world.store.suspend("paused", "", world.epoch)
+    cursors = [world.store.cursors("a"), world.store.cursors("paused"), world.store.group().cursors]
+    world.set_back = FormatError("the log of shop/0 ends at batch 2, but batch 9 was taken", hint="put it back")
+    for _ in range(20):
+        world.now += timedelta(seconds=1)
+        world.turn()
+        world.follower.expire_stopped()
+    assert [world.store.cursors("a"), world.store.cursors("paused"), world.store.group().cursors] == cursors
+    assert "ends at batch 2" in world.one("a").reason and {name for _, name in world.told} == {None, "a"}
+    assert len(world.told) <= 2 * 2 * 3, "in each of two partitions, every ten seconds"
+    assert any("ends at batch 2" in reason for _, reason in world.trouble())
+    world.set_back = None
+    for _ in range(15):
+        world.now += timedelta(seconds=1)
+        world.turn()
+    assert (world.state("a"), world.one("a").reason) == (LIVE, "")
+    assert sorted(set(world.got["a"])) == sorted(file.path for file in world.files("shop"))
     assert world.trouble() == []
 
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from evermark.delivery.base import Cursor, Fate
+from evermark.delivery.model import Cursor, Fate
 from evermark.delivery.run import post
 from evermark.delivery.run.post import Posting, by_subscription
 from evermark.delivery.webhook.base import Job

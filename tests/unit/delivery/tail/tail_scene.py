@@ -11,10 +11,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from evermark.delivery.base import Cursor, SourcePartition
+from evermark.delivery.model import Cursor, SourcePartition
 from evermark.delivery.tail.hub import Client, Hub, TailLimits
 from evermark.delivery.tail.place import Resync, Trouble
 from evermark.delivery.tail.wish import no_spark
+from evermark.errors import EvermarkError
+from evermark.log.opened import lost
 from evermark.log.pieces import LogPiece
 from evermark.log.row_reader import ROWS
 
@@ -35,6 +37,8 @@ class MemoryLog:
     removed: dict[SourcePartition, int] = field(default_factory=dict)  # batches that retention took
     gaps: dict[SourcePartition, Trouble] = field(default_factory=dict)
     heard: dict[SourcePartition, Trouble] | None = None  # gaps as this instance last looked; None: it looks each time
+    lost: set[tuple[SourcePartition, int]] = field(default_factory=set)  # batches whose file cannot be read
+    away: EvermarkError | None = None  # why; None: the file is missing
     pieces_read: int = 0
 
     def take(
@@ -57,9 +61,10 @@ class MemoryLog:
             self.head[place] = number
         return [row["event_id"] for row in rows]
 
-    def ids(self) -> list[str]:
-        """Of all durable events."""
-        return [row["event_id"] for p, mine in self.batches.items() for b in mine[: self.head.get(p, 0)] for row in b]
+    def ids(self, *places: SourcePartition) -> list[str]:
+        """Of all durable events, or those of these partitions."""
+        mine = {p: b[: self.head.get(p, 0)] for p, b in self.batches.items() if not places or p in places}
+        return [row["event_id"] for batches in mine.values() for batch in batches for row in batch]
 
     def heads(self) -> Mapping[SourcePartition, int]:
         return dict(self.head)
@@ -74,6 +79,9 @@ class MemoryLog:
     def piece(self, place: SourcePartition, after: Cursor, to: int, rows_max: int, bytes_max: int) -> LogPiece:
         self.pieces_read += 1
         assert to <= self.head[place], "nothing beyond log_head is ever read"
+        if (place, after.batch + 1) in self.lost:
+            raise self.away or lost(f"{place.source}/p{place.partition}-b{after.batch + 1}.parquet")
+        to = min([n - 1 for at, n in self.lost if at == place and after.batch < n <= to], default=to)
         kept = self.batches[place][self.removed.get(place, 0) : to]
         found = [row for b in kept for row in b if Cursor(row["batch"] - 1, row["position"]) > after]
         rows_max = min(rows_max, max(1, bytes_max // max((len(row["payload"]) + 200 for row in found), default=1)))
@@ -95,6 +103,7 @@ class Reported:
     fallbacks: int = 0
     resyncs: list[Resync] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
+    waits: dict[SourcePartition, str] = field(default_factory=dict)  # where, and for what
 
     def clients(self, change: int) -> None:
         self.now += change
@@ -110,6 +119,12 @@ class Reported:
 
     def failed(self, error: Exception) -> None:
         self.failures.append(repr(error))
+
+    def stuck(self, place: SourcePartition, error: EvermarkError, hub: frozenset[str]) -> None:
+        self.waits[place] = error.message
+
+    def unstuck(self, place: SourcePartition, hub: frozenset[str]) -> None:
+        del self.waits[place]
 
 
 class AtOnce(Executor):
@@ -127,7 +142,7 @@ class AtOnce(Executor):
 async def hub_over(log: MemoryLog, report: Reported | None = None, **more: Any) -> Hub:
     sources = frozenset({"shop"})
     more.setdefault("limits", TailLimits(rest_s=0.0, pace_s=0.0, retry_s=0.0))
-    hub = Hub(sources, log, report or Reported(), more.pop("by_spark", no_spark), AtOnce(), AtOnce(), **more)
+    hub = Hub(sources, log, report or Reported(), more.pop("by_spark", no_spark), AtOnce(), AtOnce(), AtOnce(), **more)
     await hub.open()
     return hub
 

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import tracemalloc
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from evermark.delivery.tail import hub as hub_module
-from evermark.delivery.tail.catching_up import end_of_reading
-from evermark.delivery.tail.hub import Client, Hub, TailLimits
-from evermark.delivery.tail.place import Trouble, places_of
+from evermark.delivery.tail.catching_up import Reading, SharedReadings, end_of_reading
+from evermark.delivery.tail.hub import LINGER_S, Client, Hub, TailLimits
+from evermark.delivery.tail.place import Places, Trouble, places_of
 from evermark.delivery.tail.wish import Wish
 from evermark.errors import BusyError
-from tests.unit.delivery.tail.tail_scene import P0, P1, Browser, MemoryLog, Reported, hub_over, taken
+from tests.unit.delivery.tail.tail_scene import P0, P1, AtOnce, Browser, MemoryLog, Reported, hub_over, taken
 
 ALL = Wish()
 QUICK = TailLimits(rest_s=0.0, pace_s=0.0, retry_s=0.0)
@@ -49,7 +51,6 @@ async def read_on(hub: Hub) -> None:
 
 
 @given(steps=STEPS, rows_max=st.integers(1, 9), chunk=st.sampled_from([1, 600, 100_000]), ring=st.integers(1, 2_000))
-@settings(max_examples=60, deadline=None)
 def test_d14_a_client_gets_every_event_once_across_restarts_and_instances(
     steps: list[tuple[Any, ...]], rows_max: int, chunk: int, ring: int
 ) -> None:
@@ -213,6 +214,37 @@ def test_slow_clients_read_the_log_together() -> None:
     run(story)
 
 
+@pytest.mark.parametrize("places", ["1:shop/0@7", "1:" + ",".join(f"shop/{n}@7" for n in range(100))])
+def test_readings_without_text_are_bounded_too(places: str) -> None:
+    """GIVEN clients that few events are for WHEN they read far more than is kept THEN what was read last is kept, what
+    was read first is not, and the memory that is taken is about as much as there may be."""
+    at = places_of(places)
+
+    async def story() -> None:
+        readings, read = SharedReadings(200_000), 0
+
+        async def one() -> Reading:
+            nonlocal read
+            read += 1
+            return Reading(b"", dict(at), 0, (), None)
+
+        def key(n: int) -> tuple[int, Places]:
+            return n, frozenset(at.items())
+
+        tracemalloc.start()
+        began = tracemalloc.get_traced_memory()[0]
+        for n in range(1_000):
+            await readings.get(key(n), one)
+        assert tracemalloc.get_traced_memory()[0] - began < 2 * 200_000
+        tracemalloc.stop()
+        await readings.get(key(999), one)
+        assert read == 1_000
+        await readings.get(key(0), one)
+        assert read == 1_001
+
+    run(story)
+
+
 @given(
     sizes=st.lists(st.integers(1, 500), min_size=1, max_size=60),
     bytes_max=st.integers(1, 2_000),
@@ -241,7 +273,7 @@ def test_a_wish_that_came_while_a_batch_was_matched_misses_nothing() -> None:
         hub = await hub_over(log)
         first = await hub.client(ALL, None)
         made = log.take(P0, 3)
-        chunks, _ = hub._made(hub.ring.wishes, hub.ring.places)
+        chunks, _ = hub._made(hub.ring.wishes, hub.ring.places, frozenset())
         late = await _joined(hub, Wish(where="data.n = 2"))
         for chunk in chunks:
             hub.ring.add(chunk)
@@ -385,3 +417,76 @@ def test_a_doubt_is_left_to_spark_and_holds_up_no_other() -> None:
         assert set(asked) == set(wishes[:2])
 
     run(story)
+
+
+class Held(AtOnce):
+    """Runs nothing until it may."""
+
+    def __init__(self) -> None:
+        self.waiting: list[Callable[[], object]] = []
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        self.waiting.append(lambda: future.set_result(fn(*args, **kwargs)))
+        return future
+
+    def go_on(self) -> None:
+        waiting, self.waiting = self.waiting, []
+        for one in waiting:
+            one()
+
+
+def test_a_hub_does_not_end_while_a_client_joins_it() -> None:
+    """GIVEN a hub without clients, and one that asks to join it while State is slow WHEN the time of the hub is over
+    THEN it goes on, and the client gets what comes."""
+
+    async def story() -> None:
+        log, now, browser = MemoryLog(), [0.0], Browser()
+        log.take(P0)
+        hub = await hub_over(log, clock=lambda: now[0])
+        hub.others = held = Held()
+        running, joining = asyncio.create_task(hub.run()), asyncio.create_task(hub.client(ALL, None))
+        for passed in (LINGER_S - 1, LINGER_S + 1, 3 * LINGER_S):
+            now[0] = passed
+            hub.wake()
+            for _ in range(20):
+                await asyncio.sleep(0)
+        assert held.waiting and not joining.done()
+        while not joining.done():
+            held.go_on()
+            await asyncio.sleep(0)
+        assert not running.done()
+        made = log.take(P0)
+        hub.wake()
+        pieces = joining.result().pieces()
+        while not browser.ids:
+            browser.read(await asyncio.wait_for(anext(pieces), 20))
+        assert browser.ids == made
+        await pieces.aclose()
+        joining.result().close()
+        now[0] += 2 * LINGER_S
+        hub.wake()
+        await asyncio.wait_for(running, 20)
+
+    run(story)
+
+
+def test_a_hub_that_ends_tells_its_clients_to_connect_again() -> None:
+    """GIVEN a client of a hub WHEN the hub ends, however THEN the client is told to connect again."""
+
+    async def story() -> None:
+        hub, browser = await hub_over(MemoryLog()), Browser()
+        client = await hub.client(ALL, None)
+        running = asyncio.create_task(hub.run())
+        following = asyncio.create_task(takes_all(client, browser))
+        await asyncio.sleep(0)
+        running.cancel()
+        await asyncio.wait_for(following, 20)
+        assert browser.retry_ms == 2_000
+
+    run(story)
+
+
+async def takes_all(client: Client, browser: Browser) -> None:
+    async for text in client.pieces():
+        browser.read(text)

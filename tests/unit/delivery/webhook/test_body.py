@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from evermark.delivery.webhook.body import Rendering, Style, bundle, bundle_id, content_type, delivery_ids, render
@@ -91,7 +91,6 @@ rows = st.fixed_dictionaries(
 )  # fmt: skip
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.lists(rows, min_size=1, max_size=5), st.booleans(), st.integers(0, 2))
 def test_every_event_renders_to_json_that_says_what_it_holds(some: list[dict[str, Any]], past: bool, skip: int) -> None:
     """Quotes, control characters, nulls and mixed columns included; slices and parked rows render the same."""

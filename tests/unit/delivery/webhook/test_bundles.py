@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evermark.delivery.base import SubscriptionSpec
+from evermark.delivery.model import SubscriptionSpec
 from evermark.delivery.webhook import bundles as bundling
 from evermark.delivery.webhook import ordering
 from evermark.delivery.webhook.base import Job

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pyarrow as pa
 
-from evermark.delivery.base import SourcePartition
+from evermark.delivery.model import SourcePartition
 from evermark.delivery.run.post import held_lines, now_held
 from evermark.testing.contracts.scene import P0, P1, event, spec
 from tests.contract.webhook.webhook_receiver import events

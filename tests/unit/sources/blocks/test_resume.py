@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from evermark.errors import EvermarkError
@@ -70,7 +70,6 @@ def _play(node: ModelNode, pipe: Pipeline, ops: list[tuple[object, ...]]) -> Non
                 node.lies.clear()
 
 
-@settings(max_examples=150)
 @given(
     st.lists(OPS, min_size=3, max_size=40),
     st.integers(1, 4),
@@ -101,7 +100,6 @@ def test_whatever_happens_every_event_is_taken_once_and_in_order(
         assert pipe.ids(stream) == node.hashes(stream)
 
 
-@settings(max_examples=100)
 @given(
     st.lists(
         st.one_of(OPS, st.tuples(st.just("recreate"), streams), st.tuples(st.just("delete"), streams)),
@@ -134,7 +132,6 @@ def test_streams_that_are_deleted_and_recreated_are_taken_anew_and_nothing_twice
             assert [event for event in taken if event in set(there)] == there
 
 
-@settings(max_examples=100)
 @given(st.data())
 def test_a_follower_that_is_behind_loses_and_doubles_nothing(data: st.DataObject) -> None:
     """The first node dies at any moment; a copy that may be older answers, until the first one is back."""
@@ -161,7 +158,6 @@ def test_a_follower_that_is_behind_loses_and_doubles_nothing(data: st.DataObject
         assert pipe.ids(stream) == node.hashes(stream)
 
 
-@settings(max_examples=60)
 @given(st.lists(OPS, max_size=15), st.lists(OPS, max_size=15))
 def test_a_lost_state_costs_comparisons_and_no_event(
     before: list[tuple[object, ...]], after: list[tuple[object, ...]]
@@ -186,7 +182,6 @@ def test_a_lost_state_costs_comparisons_and_no_event(
         assert pipe.ids(stream) == node.hashes(stream)
 
 
-@settings(max_examples=60)
 @given(st.integers(0, 9), st.integers(1, 9), st.data())
 def test_a_node_restored_from_a_backup_gives_all_that_is_new_and_nothing_twice(
     kept: int, lost: int, data: st.DataObject

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from evermark.delivery.base import Stay
 from evermark.delivery.bots.membership import lesson, moves_of
+from evermark.delivery.model import Stay
 from evermark.sources.base import Limit
 from evermark.sources.blocks.chain import Cookie
 from evermark.sources.blocks.decide.resume import StreamState

@@ -15,8 +15,8 @@ from evermark.sources.postgres.survey import Survey
 from evermark.sources.postgres.target import PostgresTarget
 
 
-class Ask(Protocol):
-    """Asks the source's server one question, on the connection that the slot's reader keeps."""
+class RunQuery(Protocol):
+    """Runs one query at the source's server, on the connection that the slot's reader keeps; returns its first row."""
 
     def __call__(self, query: str, args: tuple[object, ...] = (), *, doing: str) -> tuple[Any, ...] | None: ...
 
@@ -44,13 +44,13 @@ class Capture(ABC):
         """The server and the slot at this moment."""
 
     @abstractmethod
-    def decoder(self, ask: Ask, start: Position, end: Position, encoding: str) -> Decoder:
+    def decoder(self, run_query: RunQuery, start: Position, end: Position, encoding: str) -> Decoder:
         """Of what the slot gives in `[start, end)`."""
 
-    def require_known(self, ask: Ask, seen: Seen) -> None:  # noqa: B027 - not every mode can tell
+    def require_known(self, run_query: RunQuery, seen: Seen) -> None:  # noqa: B027 - not every mode can tell
         """Raise if the server does not have this event, though it should: it is a copy that has gone its own way."""
 
-    def confirmed(self, ask: Ask, position: Position) -> None:  # noqa: B027 - not every mode keeps something
+    def confirmed(self, run_query: RunQuery, position: Position) -> None:  # noqa: B027 - not every mode keeps something
         """Everything before `position` is taken."""
 
     def connected(self) -> None:  # noqa: B027 - not every mode keeps something

@@ -29,7 +29,7 @@ from evermark.event_file import Rows
 from evermark.sources.base import Fed, Feed
 from evermark.sources.postgres.failures import RECOVER_HINT, python_encoding, translate, where
 from evermark.sources.postgres.lsn import Position, lsn_text
-from evermark.sources.postgres.read.capture import Ask, Capture
+from evermark.sources.postgres.read.capture import Capture, RunQuery
 from evermark.sources.postgres.slots import walsender
 
 # As much is received ahead; a transaction larger than the second is given out in pieces.
@@ -54,7 +54,7 @@ class SlotFeed(Feed):
     def __init__(
         self,
         capture: Capture,
-        ask: Ask,
+        run_query: RunQuery,
         start: Position,
         wake: Callable[[], None],
         look: Callable[[Position], None],
@@ -90,7 +90,7 @@ class SlotFeed(Feed):
             self._begin()
             look(start)
             encoding = python_encoding((self._connection.parameter_status(b"server_encoding") or b"UTF8").decode())
-            self._decoder = capture.decoder(ask, start, Position(start.incarnation, _LAST_LSN), encoding)
+            self._decoder = capture.decoder(run_query, start, Position(start.incarnation, _LAST_LSN), encoding)
         except BaseException:
             self._session.close()
             raise

@@ -11,9 +11,9 @@ from evermark.sources.postgres.connect import Link
 from evermark.sources.postgres.failures import where
 from evermark.sources.postgres.lsn import Position
 from evermark.sources.postgres.outbox import UNWATCHED, filled
-from evermark.sources.postgres.read.capture import Ask, Capture, Decoder
-from evermark.sources.postgres.read.floor import Floor, Sample
+from evermark.sources.postgres.read.capture import Capture, Decoder, RunQuery
 from evermark.sources.postgres.read.outbox_rows import OutboxDecoder
+from evermark.sources.postgres.read.xmin_floor import Sample, XminFloor
 from evermark.sources.postgres.survey import Survey, forgotten, look
 from evermark.sources.postgres.target import PostgresTarget
 
@@ -45,45 +45,45 @@ class OutboxCapture(Capture):
 
     def __init__(self, target: PostgresTarget) -> None:
         super().__init__(target)
-        self._floor = Floor()
+        self._floor = XminFloor()
         self._streams: dict[int, str] = {}
 
     def look(self, link: Link) -> Survey:
         return look(link, self.target)
 
-    def decoder(self, ask: Ask, start: Position, end: Position, encoding: str) -> Decoder:
+    def decoder(self, run_query: RunQuery, start: Position, end: Position, encoding: str) -> Decoder:
         def stream_name(number: int) -> str | None:
-            return self._stream_name(ask, number)
+            return self._stream_name(run_query, number)
 
         return OutboxDecoder(self.target.schema, start, end, stream_name=stream_name, encoding=encoding)
 
-    def require_known(self, ask: Ask, seen: Seen) -> None:
+    def require_known(self, run_query: RunQuery, seen: Seen) -> None:
         """A copy of the server has its identity; it does not have what happened after it was made."""
         if seen.event_time is None or seen.event_id.startswith("poison:"):
             return
         args = (seen.event_time, seen.event_id, seen.event_time, seen.event_time)
-        found = ask(filled(_KNOWN, self.target), args, doing="looking back")
+        found = run_query(filled(_KNOWN, self.target), args, doing="looking back")
         if found is not None and found[:2] == (False, True):
             raise forgotten(where(self.target.dsn.open()), seen.event_id, found[2])
 
-    def confirmed(self, ask: Ask, position: Position) -> None:
+    def confirmed(self, run_query: RunQuery, position: Position) -> None:
         proven = self._floor.proven(position.lsn)
         if proven is not None:
             query = filled("select @schema@.note_floor(%s, %s::text::xid8)", self.target)
-            ask(query, (self.target.slot, str(proven)), doing="noting the floor")
+            run_query(query, (self.target.slot, str(proven)), doing="noting the floor")
             self._floor.done(proven, time.monotonic())
         elif self._floor.wants_sample(time.monotonic()):
-            found = ask(_SAMPLE, doing="sampling the floor")
+            found = run_query(_SAMPLE, doing="sampling the floor")
             if found is not None:
                 self._floor.sample = Sample(int(found[0]), int(found[1]))
 
     def connected(self) -> None:
         self._floor.sample = None  # it may be another server's
 
-    def _stream_name(self, ask: Ask, number: int) -> str | None:
+    def _stream_name(self, run_query: RunQuery, number: int) -> str | None:
         if number not in self._streams:
             query = filled("select name from @schema@.streams where id = %s", self.target)
-            found = ask(query, (number,), doing="looking up a stream")
+            found = run_query(query, (number,), doing="looking up a stream")
             if found is None:
                 return None
             if len(self._streams) >= STREAMS_MAX:
@@ -92,7 +92,7 @@ class OutboxCapture(Capture):
         return self._streams[number]
 
 
-def unwatched_partitions(ask: Ask, target: PostgresTarget) -> frozenset[str]:
+def unwatched_partitions(run_query: RunQuery, target: PostgresTarget) -> frozenset[str]:
     """Partitions of captured tables whose truncate would not be captured."""
-    found = ask(filled(UNWATCHED, target), doing="looking at partitions of captured tables")
+    found = run_query(filled(UNWATCHED, target), doing="looking at partitions of captured tables")
     return frozenset(found[0]) if found else frozenset()

@@ -74,7 +74,7 @@ class SlotReader:
         position = Position.parse(resume) if resume is not None else None
         survey = self.look()
         if position is not None and seen is not None and survey.incarnation == position.incarnation:
-            self._capture.require_known(self.ask, seen)
+            self._capture.require_known(self.run_query, seen)
         require_sound(survey, self._target, position)
 
     def offer(self, start: Position, limit: Limit) -> str | None:
@@ -112,7 +112,7 @@ class SlotReader:
 
     def _read(self, link: Link, start: Position, end: Position) -> Iterator[Rows]:
         encoding = python_encoding(link.connection.info.parameter_status("server_encoding") or "UTF8")
-        decoder = self._capture.decoder(self.ask, start, end, encoding)
+        decoder = self._capture.decoder(self.run_query, start, end, encoding)
         upto = end.lsn + (1 if end.ordinal else 0)
         options = self._capture.options
         query = peek_query(self._target.slot, self._target.publication, upto, options, big_bytes=self._big_bytes)
@@ -157,11 +157,13 @@ class SlotReader:
         give_up_at = time.monotonic() + BUSY_WAIT_S
         while True:
             try:
-                return SlotFeed(self._capture, self.ask, position, wake, self._require_slot, self._fed_and_confirmed)
+                return SlotFeed(
+                    self._capture, self.run_query, position, wake, self._require_slot, self._fed_and_confirmed
+                )
             except BusyError:
                 if time.monotonic() >= give_up_at:
                     raise
-            self.ask(_END_READER, (self._target.slot,), doing=f"ending the reader of slot {self._target.slot}")
+            self.run_query(_END_READER, (self._target.slot,), doing=f"ending the reader of slot {self._target.slot}")
             time.sleep(0.05)
 
     def _require_slot(self, position: Position) -> None:
@@ -175,7 +177,7 @@ class SlotReader:
         with self._lock:
             self._held_back = None
             self._confirming.done(position.lsn, 0.0, time.monotonic())
-            self._capture.confirmed(self.ask, position)
+            self._capture.confirmed(self.run_query, position)
 
     def confirm(self, end: str) -> None:
         """Move the slot to `end`, unless that is not worth its cost yet (advancing reads the WAL again)."""
@@ -185,7 +187,7 @@ class SlotReader:
                 self._held_back = target
             if self._confirming.due(target.lsn, time.monotonic()):
                 self.advance(target)
-                self._capture.confirmed(self.ask, target)
+                self._capture.confirmed(self.run_query, target)
 
     def advance(self, target: Position) -> None:
         """Let the server forget everything before `target`."""
@@ -193,7 +195,7 @@ class SlotReader:
         self._flush_lsn(target)  # refuses another incarnation
         at = lsn_text(target.lsn - self._capture.margin)
         try:
-            moved = self.ask(
+            moved = self.run_query(
                 "select (pg_replication_slot_advance(slot_name, %s::pg_lsn)).end_lsn,"
                 " pg_wal_lsn_diff(%s::pg_lsn, restart_lsn)::bigint"
                 " from pg_replication_slots where slot_name = %s and confirmed_flush_lsn < %s::pg_lsn",
@@ -213,7 +215,7 @@ class SlotReader:
             return
         self._snapshot_at = now
         try:
-            self.ask("select pg_log_standby_snapshot()", doing="logging a snapshot")
+            self.run_query("select pg_log_standby_snapshot()", doing="logging a snapshot")
         except UnreachableError:
             raise
         except EvermarkError:
@@ -278,7 +280,7 @@ class SlotReader:
         with self._dropped_after(EvermarkError) as link:
             return self._capture.look(link)
 
-    def ask(self, query: str, args: tuple[object, ...] = (), *, doing: str) -> tuple[Any, ...] | None:
+    def run_query(self, query: str, args: tuple[object, ...] = (), *, doing: str) -> tuple[Any, ...] | None:
         with self._dropped_after(UnreachableError) as link:
             return link.row(query, args, doing=doing)
 

@@ -43,7 +43,7 @@ class PostgresOutbox(SlotSource):
 
     def upkeep(self) -> None:
         maintain(self._target)
-        self._unwatched = unwatched_partitions(self._slots[0].ask, self._target)
+        self._unwatched = unwatched_partitions(self._slots[0].run_query, self._target)
 
     def condition(self) -> Condition:
         surveys = [slot.look() for slot in self._slots]
@@ -51,7 +51,7 @@ class PostgresOutbox(SlotSource):
         version = surveys[0].schema_version or SCHEMA_VERSION
         unwatched: frozenset[str] = frozenset()
         if version >= SCHEMA_VERSION:
-            unwatched = unwatched_partitions(self._slots[0].ask, self._target)
+            unwatched = unwatched_partitions(self._slots[0].run_query, self._target)
         warnings = wal_warnings(gauges) | outdated(version)
         if lasting := unwatched & self._unwatched:
             warnings["unwatched_partitions"] = Warned(unwatched_said(lasting), unwatched_mend(self._target))

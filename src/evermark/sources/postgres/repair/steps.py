@@ -14,7 +14,7 @@ from typing import Protocol
 
 from evermark import failpoint
 from evermark.errors import GapError
-from evermark.sources.base import Gap, Repair
+from evermark.sources.base import Gap, Repair, Whereabouts
 from evermark.sources.postgres.failures import RECOVER_HINT, where
 from evermark.sources.postgres.lsn import Incarnation, Position
 from evermark.sources.postgres.slots import Slot, spare_name
@@ -42,10 +42,10 @@ class RepairServer(Protocol):
         """Waits for the transactions that are open; raises `BusyError` when that takes too long, or when `stopped`."""
 
     def floor(self) -> str | None:
-        """No event of an earlier transaction is missing from the log; none: not known."""
+        """No event of an earlier transaction was missing from the log when this was noted; none: not known."""
 
     def gap(self, new: NewSlot, incarnation: Incarnation, floor: str | None) -> Gap:
-        """What the snapshot shows of events from the floor on."""
+        """What the snapshot shows of events from the floor on; none: of all events."""
 
     def copy(self, name: str, to: str) -> None:
         """Another slot, at the same place."""
@@ -91,6 +91,14 @@ def gives(slot: Slot, at: Position) -> bool:
     return slot.confirmed_lsn <= at.lsn
 
 
+def has_what_was_confirmed(own: Slot | None, left_at: str | None) -> bool:
+    """Whether a log that ends at `left_at` has what our slot was told is taken, and so all below the floor. A log from
+    a backup ends before that; where a person has it compared (None), nobody knows what it lost."""
+    if left_at is None:
+        return False
+    return own is None or own.confirmed_lsn is None or own.confirmed_lsn <= Position.parse(left_at).lsn
+
+
 class OutboxRepair(Repair):
     """The order of its steps is what makes each of them repeatable after a crash."""
 
@@ -105,7 +113,12 @@ class OutboxRepair(Repair):
     def spare(self) -> str:
         return spare_name(self._target.slot)
 
-    def begin(self, stopped: Callable[[], bool], left_at: str | None = None) -> Gap:
+    def begin(
+        self,
+        stopped: Callable[[], bool],
+        left_at: str | None = None,
+        whereabouts: Callable[[], Whereabouts] | None = None,
+    ) -> Gap:
         self.close()
         server = self._server
         try:
@@ -117,11 +130,12 @@ class OutboxRepair(Repair):
                 raise problem
             if survey.fingerprint_now is None or survey.fingerprint_now != survey.fingerprint_installed:
                 server.repair_publication()
+            believed = has_what_was_confirmed(server.slot(self._target.slot), left_at)
             server.drop(self.spare)
             failpoint.hit("repair.cleared")
             new = server.make(self.spare, survey.version, stopped)
             failpoint.hit("repair.slot_made")
-            return server.gap(new, survey.incarnation, server.floor())
+            return server.gap(new, survey.incarnation, server.floor() if believed else None)
         finally:
             server.disconnect()
 

@@ -22,7 +22,7 @@ create table if not exists @schema@.streams (
 );
 
 -- Who reads the events: one row per slot. Retention waits for all of them. Every event of a transaction before `floor`
--- has been taken: when the slot is lost, only younger ones need to be looked at.
+-- has been taken: when the slot is lost, and the log is not, only younger ones need to be looked at.
 create table if not exists @schema@.readers (
     slot name primary key,
     publication name not null,
@@ -88,3 +88,24 @@ create table if not exists @schema@.events (
 
 -- A user's transaction never fails for want of a partition.
 create table if not exists @schema@.events_default partition of @schema@.events default;
+
+-- What a publication publishes, as one hash. It holds the catalogs' own numbers: a publication or a membership that
+-- was dropped and made again looks the same by name, and has lost rows in between. Not in 02_functions.sql: the steps of
+-- an upgrade, which come before, ask for it.
+create or replace function @schema@.publication_fingerprint(publication name) returns text
+language plpgsql stable set search_path = pg_catalog, pg_temp as $fn$
+declare
+    whole jsonb;
+    tables jsonb;
+    schemas jsonb := '[]';
+begin
+    select to_jsonb(p) - 'pubowner' into whole from pg_publication p where p.pubname = publication;
+    if whole is null then return null; end if;
+    select coalesce(jsonb_agg(to_jsonb(r) order by r.oid), '[]') into tables
+    from pg_publication_rel r where r.prpubid = (whole ->> 'oid')::oid;
+    if current_setting('server_version_num')::int >= 150000 then
+        execute 'select coalesce(jsonb_agg(to_jsonb(n) order by n.oid), ''[]'') from pg_publication_namespace n
+                 where n.pnpubid = $1' into schemas using (whole ->> 'oid')::oid;
+    end if;
+    return encode(sha256(convert_to(jsonb_build_array(whole, tables, schemas)::text, 'UTF8')), 'hex');
+end $fn$;

@@ -273,26 +273,6 @@ create or replace trigger on_replay_request
 after update of replay_from_ts, replay_to_ts on @schema@.streams
 for each row execute function @schema@.notify_replay_request();
 
--- What a publication publishes, as one hash. It holds the catalogs' own numbers: a publication or a membership that
--- was dropped and made again looks the same by name, and has lost rows in between.
-create or replace function @schema@.publication_fingerprint(publication name) returns text
-language plpgsql stable set search_path = pg_catalog, pg_temp as $fn$
-declare
-    whole jsonb;
-    tables jsonb;
-    schemas jsonb := '[]';
-begin
-    select to_jsonb(p) - 'pubowner' into whole from pg_publication p where p.pubname = publication;
-    if whole is null then return null; end if;
-    select coalesce(jsonb_agg(to_jsonb(r) order by r.oid), '[]') into tables
-    from pg_publication_rel r where r.prpubid = (whole ->> 'oid')::oid;
-    if current_setting('server_version_num')::int >= 150000 then
-        execute 'select coalesce(jsonb_agg(to_jsonb(n) order by n.oid), ''[]'') from pg_publication_namespace n
-                 where n.pnpubid = $1' into schemas using (whole ->> 'oid')::oid;
-    end if;
-    return encode(sha256(convert_to(jsonb_build_array(whole, tables, schemas)::text, 'UTF8')), 'hex');
-end $fn$;
-
 -- A reader says how far it has everything. Never lower: the reader may have been started again from an older place.
 create or replace function @schema@.note_floor(reader name, at xid8) returns void
 language sql security definer set search_path = pg_catalog, pg_temp as $fn$

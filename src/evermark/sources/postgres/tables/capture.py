@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from evermark.sources.postgres.connect import Link
 from evermark.sources.postgres.lsn import Position, WalPages
-from evermark.sources.postgres.read.capture import Ask, Capture, Decoder
+from evermark.sources.postgres.read.capture import Capture, Decoder, RunQuery
 from evermark.sources.postgres.read.pgoutput import MESSAGE_LATE_MAX
 from evermark.sources.postgres.survey import Survey
 from evermark.sources.postgres.tables.catalog import Catalog
@@ -52,12 +52,12 @@ class TablesCapture(Capture):
     def look(self, link: Link) -> Survey:
         return look(link, self.target)
 
-    def decoder(self, ask: Ask, start: Position, end: Position, encoding: str) -> Decoder:
+    def decoder(self, run_query: RunQuery, start: Position, end: Position, encoding: str) -> Decoder:
         return TablesDecoder(
             start,
             end,
-            pages=wal_pages(ask),
-            catalog=Catalog(ask, self.target.publication),
+            pages=wal_pages(run_query),
+            catalog=Catalog(run_query, self.target.publication),
             versions=self._versions(),
             hashed={table.stream: table.hash for table in self.target.tables},
             encoding=encoding,
@@ -65,5 +65,5 @@ class TablesCapture(Capture):
         )
 
 
-def wal_pages(ask: Ask) -> WalPages:
-    return WalPages(*(ask(_PAGES, doing="asking for the WAL's pages") or (8192, 16 * 1024 * 1024)))
+def wal_pages(run_query: RunQuery) -> WalPages:
+    return WalPages(*(run_query(_PAGES, doing="asking for the WAL's pages") or (8192, 16 * 1024 * 1024)))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from evermark.sources.postgres.read.capture import Ask
+from evermark.sources.postgres.read.capture import RunQuery
 from evermark.sources.postgres.read.pgoutput import Relation
 from evermark.sources.postgres.tables.values import BUILT_IN, Form, ValueType
 
@@ -57,27 +57,27 @@ class TableFacts:
 
 
 class Catalog:
-    def __init__(self, ask: Ask, publication: str) -> None:
-        self._ask, self._publication = ask, publication
+    def __init__(self, run_query: RunQuery, publication: str) -> None:
+        self._run_query, self._publication = run_query, publication
         self._types: dict[int, ValueType] = {}
 
     def table(self, relation: Relation) -> TableFacts:
         self._learn(sorted({oid for oid, _ in relation.types} - set(self._types)))
         args = (relation.oid, self._publication, relation.oid)
-        found = self._ask(_TABLE, args, doing=f"looking at {relation.stream}") or ([], False)
+        found = self._run_query(_TABLE, args, doing=f"looking at {relation.stream}") or ([], False)
         types = tuple(self._types[oid] for oid, _ in relation.types)
         return TableFacts(types, frozenset(found[0]), bool(found[1]))
 
     def type_names(self, relation: Relation) -> list[str]:
         """The columns' types as SQL writes them, with their modifiers: `numeric(10,2)`."""
         args = ([oid for oid, _ in relation.types], [modifier for _, modifier in relation.types])
-        found = self._ask(_NAMES, args, doing=f"looking at types of {relation.stream}")
+        found = self._run_query(_NAMES, args, doing=f"looking at types of {relation.stream}")
         return [str(name) for name in found[0]] if found else []
 
     def _learn(self, oids: list[int]) -> None:
         if not oids:
             return
-        found = self._ask(_TYPES, (oids,), doing="looking at types")
+        found = self._run_query(_TYPES, (oids,), doing="looking at types")
         rows = {int(row[0]): row for row in (found[0] if found else [])}
 
         def known(oid: int, depth: int) -> ValueType:

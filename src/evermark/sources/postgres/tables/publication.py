@@ -19,7 +19,7 @@ from evermark.sources.postgres.failures import translate, where
 from evermark.sources.postgres.lsn import Incarnation
 from evermark.sources.postgres.names import TableName, table_name
 from evermark.sources.postgres.outbox import filled, script
-from evermark.sources.postgres.read.capture import Ask
+from evermark.sources.postgres.read.capture import RunQuery
 from evermark.sources.postgres.slots import SLOT_COLUMNS, Slot
 from evermark.sources.postgres.survey import Survey
 from evermark.sources.postgres.target import PostgresTarget, TableChoice
@@ -164,17 +164,17 @@ def _is_of_words(error: psycopg.Error) -> bool:
     return state.startswith(("42", "22", "0A")) and not isinstance(error, psycopg.errors.InsufficientPrivilege)
 
 
-def unusable(ask: Ask, target: PostgresTarget) -> list[Unusable]:
+def unusable(run_query: RunQuery, target: PostgresTarget) -> list[Unusable]:
     query = script("tables_identity.sql", target).replace("%", "%%")
-    found = ask(
+    found = run_query(
         f"select coalesce(jsonb_agg(jsonb_build_array(b.name, b.trouble, b.mend)), '[]') from ({query}) b",
         doing="looking at replica identities",
     )
     return [Unusable(*row) for row in (found[0] if found else [])]
 
 
-def keyless(ask: Ask, target: PostgresTarget) -> list[Keyless]:
-    found = ask(_KEYLESS, (target.publication,), doing="looking for tables without a key")
+def keyless(run_query: RunQuery, target: PostgresTarget) -> list[Keyless]:
+    found = run_query(_KEYLESS, (target.publication,), doing="looking for tables without a key")
     return [
         Keyless(
             table,

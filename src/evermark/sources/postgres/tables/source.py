@@ -78,12 +78,12 @@ class PostgresTables(SlotSource):
     def condition(self) -> Condition:
         gauges = wal_gauges([self._slots[0].look()], self._target.wal_retained_warn_bytes)
         warnings = dict(wal_warnings(gauges))
-        bad = unusable(self._slots[0].ask, self._target)
+        bad = unusable(self._slots[0].run_query, self._target)
         gauges["unusable_tables"] = len(bad)
         if bad:
             said = "; ".join(f"{each.table} {each.trouble}" for each in bad[:_NAMED_MAX])
             warnings["unusable_tables"] = Warned(said, bad[0].mend)
-        nameless = keyless(self._slots[0].ask, self._target)
+        nameless = keyless(self._slots[0].run_query, self._target)
         gauges["keyless_tables"] = len(nameless)
         if nameless:
             said = "; ".join(f"{each.table} {each.trouble}" for each in nameless[:_NAMED_MAX])

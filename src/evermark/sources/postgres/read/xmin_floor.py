@@ -18,7 +18,9 @@ class Sample:
 
 
 @dataclass
-class Floor:
+class XminFloor:
+    """The transaction id below which the log has every event of the outbox: `noted` at the source, in its time."""
+
     sample: Sample | None = None
     noted: int = 0
     noted_at: float = float("-inf")

@@ -1,4 +1,4 @@
-"""The values of delivery: subscriptions, cursors, parked deliveries, bots, and outcomes of work.
+"""The model of delivery: subscriptions, cursors, parked deliveries, bots, and outcomes of work.
 
 A **bot** is a subscription that speaks for a user: it gets the events that concern that user in the streams the user is
 a member of. A **stay** is one time of membership, from a join to a leave. A **session** names the key that the payload
@@ -10,8 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import datetime
 from enum import StrEnum
+
+from evermark.delivery.limits import RETRY_WAITS_S
 
 
 @dataclass(frozen=True, order=True)
@@ -41,23 +43,6 @@ CursorVector = Mapping[SourcePartition, Cursor]
 
 # With `ordered`, events of one (partition, stream, key) keep their order. Two streams may use the same keys.
 HeldKey = tuple[SourcePartition, str, str]
-
-# How long a refused event waits before each retry, where its subscription does not say otherwise.
-RETRY_WAITS_S: tuple[float, ...] = (5, 300, 1_800, 7_200, 18_000, 36_000, 36_000)
-
-CLAIM_MAX = 10_000  # rows that one call may return
-SECRETS_MAX = 8  # of one subscription, while they are rotated
-
-SESSION_CHARS_MAX = 200
-KEY_CHARS_MAX = 8192
-KEYS_AT_ONCE_MAX = 100
-KEYS_MAX = 100_000  # of one device
-# Events of one stream of a bot that may wait for their session keys, and as many that were refused or stand behind
-# refused ones; beyond it the oldest expire. Once the keys came, as many events of a stream may be on their way out
-# without counting for `parked_max`.
-WAITING_MAX = 100_000
-ASK_EVERY = timedelta(seconds=5)
-ASK_EVERY_MAX = timedelta(minutes=5)
 
 # Where an event stands in its partition. Batches first: positions of two histories of a source have no common order.
 Mark = tuple[int, str]

@@ -19,7 +19,7 @@ from evermark import failpoint
 from evermark.breaker import Breaker
 from evermark.checkpoints.base import Checkpoint, CheckpointStore
 from evermark.errors import BusyError, ConflictError, EvermarkError, UnreachableError
-from evermark.ingest.checkpoint_saver import AWAY, CheckpointSaver, SavePolicy, SavingNews
+from evermark.ingest.checkpoint_saver import AWAY, CheckpointSaver, SavePolicy, SavingObserver
 from evermark.ingest.resume import Resume, resume
 from evermark.log.base import Append, AppendLog, Tail
 from evermark.log.head import NO_VERSION, Head, HeadStore
@@ -34,7 +34,7 @@ class LoggedPositions(Protocol):
 
 
 @dataclass(frozen=True)
-class Taken(Append):
+class WrittenBatch(Append):
     """One batch as tasks left it: files written, nothing committed."""
 
     duplicates: int = 0
@@ -65,7 +65,7 @@ class Fenced:
 
 
 @dataclass(eq=False)
-class Taker:
+class BatchTaker:
     """Takes one source's batches, for as long as its lease epoch is valid.
 
     `on_controls(partition, after, to)`: control events may stand in the batches `after < batch <= to`. It finds them in
@@ -83,7 +83,7 @@ class Taker:
     on_controls: Callable[[int, int, int], None] = lambda _partition, _after, _to: None
     policy: SavePolicy = field(default_factory=SavePolicy)
     breaker: Breaker = field(default_factory=Breaker)  # of the store of checkpoints
-    saving: SavingNews = field(default_factory=SavingNews)
+    saving: SavingObserver = field(default_factory=SavingObserver)
     clock: Callable[[], float] = time.monotonic
     progress: Progress = field(default_factory=Progress)  # of the loop that takes
 
@@ -103,6 +103,10 @@ class Taker:
             raise away  # nothing else says where reading begins
         version = self.log.sync()
         return {p: Fenced(tail, heads.get(p), checkpoints.get(p), away, version) for p, tail in tails.items()}
+
+    def stands(self) -> dict[int, str]:
+        """Of each partition that was ever begun, a position before which the log has everything."""
+        return {p: head.passed_to or head.position for p, head in self.heads.load(self.name).items()}
 
     def begin(self, partition: int, fenced: Fenced | None = None) -> Resume:
         """Make the partition ours, unless it was just fenced, and find where it stands. The log is the truth; head and
@@ -147,46 +151,46 @@ class Taker:
         except AWAY as error:
             return {}, error
 
-    def take(self, taken: Taken, *, repaired: bool = False) -> None:
+    def take(self, written: WrittenBatch, *, repaired: bool = False) -> None:
         """After this returns, the events may be delivered and will never be asked for again.
 
         `repaired`: the batch closes a gap, and reading goes on at its end, perhaps in another history.
         """
-        if not taken.files:
-            self._passed[taken.partition] = taken.end
-            self._offer(Checkpoint(taken.end, taken.batch - 1, self.epoch), taken, repaired=repaired)
+        if not written.files:
+            self._passed[written.partition] = written.end
+            self._offer(Checkpoint(written.end, written.batch - 1, self.epoch), written, repaired=repaired)
             return
         self.progress.alive()
-        self.log.commit(taken)
+        self.log.commit(written)
         self.progress.alive()
         version = self.log.sync()
         self.progress.alive()
         failpoint.hit("log.synced")
-        where, head = (self.name, taken.partition), Head(taken.batch, self.epoch, taken.end, version)
-        checkpoint = Checkpoint(taken.end, taken.batch, self.epoch)
+        where, head = (self.name, written.partition), Head(written.batch, self.epoch, written.end, version)
+        checkpoint = Checkpoint(written.end, written.batch, self.epoch)
         # Control events are carried out between the two: then they are two transactions.
-        also = self.checkpoints.beside(*where, checkpoint) if taken.controls == 0 and not repaired else None
+        also = self.checkpoints.beside(*where, checkpoint) if written.controls == 0 and not repaired else None
         began = self.clock()
         saved = self.heads.move(*where, head, also=also)
-        self._heads[taken.partition] = head
-        self._passed.pop(taken.partition, None)
+        self._heads[written.partition] = head
+        self._passed.pop(written.partition, None)
         self.progress.alive()
         failpoint.hit("head.moved")
-        if taken.controls != 0:
+        if written.controls != 0:
             self.progress.alive(PATIENT_S)  # they may be many, each with a transaction of its own
-            self.on_controls(taken.partition, taken.batch - 1, taken.batch)
+            self.on_controls(written.partition, written.batch - 1, written.batch)
         if saved:
-            self._unsure.discard(taken.partition)  # what is stored is what it says itself
-            self._saver.saved(taken.partition, taken.end, self.clock() - began)
+            self._unsure.discard(written.partition)  # what is stored is what it says itself
+            self._saver.saved(written.partition, written.end, self.clock() - began)
             failpoint.hit("checkpoint.saved")
         else:
-            self._offer(checkpoint, taken, repaired=repaired)
+            self._offer(checkpoint, written, repaired=repaired)
 
-    def _offer(self, checkpoint: Checkpoint, taken: Taken, *, repaired: bool) -> None:
+    def _offer(self, checkpoint: Checkpoint, written: WrittenBatch, *, repaired: bool) -> None:
         if repaired:  # it may be of another history, which the log's own end does not tell
-            self._save(taken.partition, checkpoint.position, checkpoint.batch, repaired=True)
+            self._save(written.partition, checkpoint.position, checkpoint.batch, repaired=True)
         else:
-            self._saver.offer(taken.partition, checkpoint, taken.rows)
+            self._saver.offer(written.partition, checkpoint, written.rows)
 
     def save_due(self, partitions: Iterable[int], feeds: Mapping[int, Feed] = NO_FEEDS) -> dict[int, EvermarkError]:
         """Save checkpoints that have waited for long enough, and confirm what was saved, of partitions that are being
@@ -266,20 +270,20 @@ class Taker:
 
 
 def take_each(
-    taker: Taker,
-    batches: Sequence[Taken],
-    on_taken: Callable[[Taken], None],
+    taker: BatchTaker,
+    batches: Sequence[WrittenBatch],
+    on_taken: Callable[[WrittenBatch], None],
     feeds: Mapping[int, Feed] = NO_FEEDS,
 ) -> dict[int, EvermarkError]:
     """Take one batch of each partition; returns the failures. A failure does not stop the other partitions."""
     failed: dict[int, EvermarkError] = {}
-    for taken in batches:
-        feed = feeds.get(taken.partition)
+    for written in batches:
+        feed = feeds.get(written.partition)
         try:
-            taker.take(taken)
-            on_taken(taken)
+            taker.take(written)
+            on_taken(written)
             taker.progress.alive(PATIENT_S if feed is None else 0.0)  # to forget, Postgres reads its WAL once more
-            taker.confirm_saved(taken.partition, feed)
+            taker.confirm_saved(written.partition, feed)
         except EvermarkError as error:
-            failed[taken.partition] = error
+            failed[written.partition] = error
     return failed

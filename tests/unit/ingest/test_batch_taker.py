@@ -9,8 +9,8 @@ import pytest
 
 from evermark.checkpoints.base import Checkpoint
 from evermark.errors import BusyError, EvermarkError, StaleError
+from evermark.ingest.batch_taker import BatchTaker, Fenced, WrittenBatch
 from evermark.ingest.resume import Resume
-from evermark.ingest.take import Fenced, Taken, Taker
 from evermark.log.base import LogFile
 from evermark.log.head import Head
 from tests.unit.ingest.ingest_world import World, position
@@ -58,34 +58,34 @@ def test_two_crashes_are_no_worse_than_one(power_cut: bool, forgets_ends: bool, 
         assert outcome(world) == "", f"crashes at effect {first} and {again} effects into the restart"
 
 
-class ConfirmsFirst(Taker):
-    def take(self, taken: Taken) -> None:
-        self.confirm(taken.partition, taken.end)
-        super().take(taken)
+class ConfirmsFirst(BatchTaker):
+    def take(self, written: WrittenBatch) -> None:
+        self.confirm(written.partition, written.end)
+        super().take(written)
 
 
-class CheckpointsFirst(Taker):
-    def take(self, taken: Taken) -> None:
-        self._save(taken.partition, taken.end, taken.batch)
-        super().take(taken)
+class CheckpointsFirst(BatchTaker):
+    def take(self, written: WrittenBatch) -> None:
+        self._save(written.partition, written.end, written.batch)
+        super().take(written)
 
 
-class NeverSyncs(Taker):
-    def take(self, taken: Taken) -> None:
-        self.log.commit(taken)
-        self.heads.move(self.name, taken.partition, Head(taken.batch, self.epoch, taken.end, 1))
-        self._save(taken.partition, taken.end, taken.batch)
+class NeverSyncs(BatchTaker):
+    def take(self, written: WrittenBatch) -> None:
+        self.log.commit(written)
+        self.heads.move(self.name, written.partition, Head(written.batch, self.epoch, written.end, 1))
+        self._save(written.partition, written.end, written.batch)
 
 
-class HeadBeforeSync(Taker):
-    def take(self, taken: Taken) -> None:
-        self.log.commit(taken)
-        self.heads.move(self.name, taken.partition, Head(taken.batch, self.epoch, taken.end, taken.batch))
+class HeadBeforeSync(BatchTaker):
+    def take(self, written: WrittenBatch) -> None:
+        self.log.commit(written)
+        self.heads.move(self.name, written.partition, Head(written.batch, self.epoch, written.end, written.batch))
         self.log.sync()
-        self._save(taken.partition, taken.end, taken.batch)
+        self._save(written.partition, written.end, written.batch)
 
 
-class ForgetsRepeats(Taker):
+class ForgetsRepeats(BatchTaker):
     """Forgets that reading may begin before what is logged."""
 
     def begin(self, partition: int, fenced: Fenced | None = None) -> Resume:
@@ -94,7 +94,7 @@ class ForgetsRepeats(Taker):
 
 
 @pytest.mark.parametrize("mutant", [ConfirmsFirst, CheckpointsFirst, NeverSyncs, HeadBeforeSync, ForgetsRepeats])
-def test_any_other_order_of_effects_is_found_out(mutant: type[Taker]) -> None:
+def test_any_other_order_of_effects_is_found_out(mutant: type[BatchTaker]) -> None:
     """The simulation can fail: each of these orders loses or doubles something in some crash."""
     assert any(
         outcome(World(crash_at, after, power_cut, forgets_ends, repeats, taker=mutant))
@@ -107,9 +107,12 @@ def test_a_batch_without_rows_moves_only_the_checkpoint() -> None:
     """Positions that hold nothing for us are passed without a commit."""
     world = World(repeats=False)
     epoch = _epoch(world)
-    taker = Taker("shop", epoch, world.source, world.log, world, world.heads, world.checkpoints)
+    taker = BatchTaker("shop", epoch, world.source, world.log, world, world.heads, world.checkpoints)
+    assert taker.stands() == {}
     assert taker.begin(0).batch == 0
-    taker.take(Taken(0, 1, epoch, position(0), position(3), ()))
+    assert taker.stands() == {0: position(0)}
+    taker.take(WrittenBatch(0, 1, epoch, position(0), position(3), ()))
+    assert taker.stands() == {0: position(3)}
     assert world.checkpoints.load("shop", 0) == Checkpoint(position(3), 0, epoch)
     assert (world.log.commits, world.heads.load("shop")[0].batch) == ([], 0)
     assert taker.begin(0).position == position(3)
@@ -118,11 +121,11 @@ def test_a_batch_without_rows_moves_only_the_checkpoint() -> None:
 def test_a_stale_owner_takes_nothing() -> None:
     """From the new owner's beginning on, the old one's batch is refused before anything is written."""
     world = World()
-    old = Taker("shop", _epoch(world), world.source, world.log, world, world.heads, world.checkpoints)
+    old = BatchTaker("shop", _epoch(world), world.source, world.log, world, world.heads, world.checkpoints)
     old.begin(0)
-    new = Taker("shop", _epoch(world), world.source, world.log, world, world.heads, world.checkpoints)
+    new = BatchTaker("shop", _epoch(world), world.source, world.log, world, world.heads, world.checkpoints)
     new.begin(0)
-    batch = Taken(0, 1, old.epoch, position(0), position(1), (LogFile("f", 1, 1),))
+    batch = WrittenBatch(0, 1, old.epoch, position(0), position(1), (LogFile("f", 1, 1),))
     with pytest.raises(StaleError):
         old.take(batch)
     with pytest.raises(StaleError):
@@ -134,14 +137,14 @@ def test_a_stale_owner_does_not_say_where_a_partition_began() -> None:
     """GIVEN a partition that nobody has begun WHEN the lease goes to another owner while the first one begins THEN the
     first one notes nothing: what it passed in between would be lost to the other."""
     world = World()
-    old = Taker("shop", _epoch(world), world.source, world.log, world, world.heads, world.checkpoints)
+    old = BatchTaker("shop", _epoch(world), world.source, world.log, world, world.heads, world.checkpoints)
     fenced = old.fence([0])[0]
     epoch = _epoch(world)
     with pytest.raises(StaleError):
         old.begin(0, fenced)
     assert world.heads.load("shop") == {} and world.checkpoints.list("shop") == {}
     world.source.earliest = lambda _: position(2)  # type: ignore[method-assign]
-    new = Taker("shop", epoch, world.source, world.log, world, world.heads, world.checkpoints)
+    new = BatchTaker("shop", epoch, world.source, world.log, world, world.heads, world.checkpoints)
     assert new.begin(0).position == position(2)
     assert world.heads.load("shop")[0].position == position(2)
 
@@ -150,7 +153,9 @@ def test_a_source_that_is_busy_is_confirmed_later() -> None:
     """Not being able to confirm is told, and stops nothing."""
     world = World()
     told: list[Exception] = []
-    taker = Taker("shop", 1, world.source, world.log, world, world.heads, world.checkpoints, on_unconfirmed=told.append)
+    taker = BatchTaker(
+        "shop", 1, world.source, world.log, world, world.heads, world.checkpoints, on_unconfirmed=told.append
+    )
 
     def busy(partition: int, end: str) -> None:
         raise BusyError("slot in use")

@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 TABLE = ("key", "op", "payload", "event_time", "schema_version", "event_id", "position")
 
-_POSTGRES_POSITION = "^[0-9a-f]{24}:[0-9a-f]{16}:[0-9a-f]{8}$"
+POSTGRES_POSITION = "^[0-9a-f]{24}:[0-9a-f]{16}:[0-9a-f]{8}$"
 
 _MONGO_POSITION = "^[0-9a-f]{16}:[0-9a-f]{8}:[0-9a-f]{2}$"
 
 # An event found while a slot was repaired stands where reading went on, not where it was committed.
 _HISTORY = (
-    f"case when position rlike '{_POSTGRES_POSITION}' and not array_contains(coalesce(flags, array()), 'recovered')"
+    f"case when position rlike '{POSTGRES_POSITION}' and not array_contains(coalesce(flags, array()), 'recovered')"
     f" then substring(position, 1, 24) when position rlike '{_MONGO_POSITION}' then 'mongo' end as history"
 )
 _PLACED = (
@@ -40,7 +40,7 @@ _PLACED = (
 # Most updates found the row as the event before left it under the same key: they changed no key, and need no look.
 _UNTOLD = (
     "op = 'update' and previous_key is null and key is not null and schema_version is not null"
-    f" and position rlike '{_POSTGRES_POSITION}' and not (before <=>"
+    f" and position rlike '{POSTGRES_POSITION}' and not (before <=>"
     " lead(payload) over (partition by stream, partition, key order by batch desc, position desc)) as untold"
 )
 _IMAGES = (
