@@ -23,7 +23,8 @@ _CHAPTERS = {
 def test_mutant_is_caught(mutant: Mutant) -> None:
     """Each deliberate bug breaks a promise within a bounded number of seeds."""
     caught = hunt(mutant)
-    assert caught is not None, f"{mutant.name} survived {mutant.seeds_max} seeds: {mutant.what}"
+    said = f"{mutant.name} survived {mutant.seeds_max} seeds: {mutant.what}"
+    assert caught is not None, f"{said}. Did loops change? python -m simulator --mutants --note"
     assert caught.trace
 
 
