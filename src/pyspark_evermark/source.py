@@ -217,7 +217,9 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if to <= after:
                 continue
             files = self._reader(source).files_of(int(partition), after, to)
-            first = min((f.batch_min for f in files), default=to + 1)
+            # Retention takes the oldest. A hole behind what is left is of a batch without events, or forgotten ones.
+            there = self._reader(source).files_of(int(partition), 0, to)
+            first = min((f.batch_min for f in there), default=to + 1)
             if first > after + 1:
                 raise GapError(
                     f"batches {after + 1} to {first - 1} of {place} are no longer in the log at {self._options['log']}",

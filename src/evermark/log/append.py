@@ -107,8 +107,8 @@ class DeltaLog:
             self._own.clear()
             return self._version
         with trouble_is_said(self.folder):
+            self._catch_up()  # first: these commits name files, too
             storage.sync(self.folder)
-            self._catch_up()
             for path in self._unsynced(self._version):
                 with suppress(FileNotFoundError):  # cleaned since, behind a Delta checkpoint that is durable
                     storage.sync(path)
@@ -184,7 +184,7 @@ class DeltaLog:
     def _in_table(self, application: str) -> int:
         """The library reads all commits since the Delta checkpoint for each that it is asked for."""
         with trouble_is_said(self.folder):
-            return self._handle.table.transaction_version(application) or 0
+            return self._handle.counted(application)  # commits that the handle was opened with may be cleaned away
 
     def _look_back(self, is_found: Callable[[], bool], to: int) -> None:
         """Learn from the commits between `to` and the version at which the table was opened, the newest first: each is
@@ -208,8 +208,10 @@ class DeltaLog:
         with trouble_is_said(self.folder):
             if not put_commit(self.folder, version, actions):
                 return False
-        # An owner that slept through the cleaning of commits meets no conflict: its version is one no reader reads.
+        # An owner that slept through the cleaning of commits meets no conflict: its version is one no reader reads. It
+        # must not be read by us either, as if it were the log's: the next try begins with the newest version.
         if last_delta_checkpoint(self.folder) > version:
+            self._open()
             return False
         self._own.add(version)
         self._learn(version, actions)
@@ -234,7 +236,10 @@ class DeltaLog:
         return last_delta_checkpoint(self.folder) <= self._handle.table.version()
 
     def _note(self, partition: int, batch: int) -> CommitNote | None:
-        self._look_back(lambda: partition in self._notes, max(-1, self._version - _NOTES_SEARCHED_MAX))
+        # In a bucket each commit is a request: of a partition that was idle for long the checkpoint says where it ends.
+        is_store = storage_of(self.folder).durable_at_once
+        to = last_delta_checkpoint(self.folder) if is_store else self._version - _NOTES_SEARCHED_MAX
+        self._look_back(lambda: partition in self._notes, max(-1, to))
         note = self._notes.get(partition)
         return note if note is not None and note.batch == batch else None
 

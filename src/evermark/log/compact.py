@@ -85,3 +85,15 @@ def merge(folder: Place, group: Sequence[FileRange]) -> LogFile:
             writer.discard()
             raise
     return merged
+
+
+def unreadable(group: Iterable[FileRange]) -> list[str]:
+    """The names of files whose rows cannot all be read."""
+    found = []
+    for file in group:
+        try:
+            for _ in rows_of(file.path):
+                pass
+        except FormatError:
+            found.append(Path(file.path).name)
+    return found

@@ -36,7 +36,8 @@ TABLE_CONFIGURATION: dict[str, str | None] = {
 }
 
 
-# Each removal of files, by compaction or retention, counts this up: of two at the same time the second is refused.
+# Each removal of files, by compaction or retention, counts this up: of two at the same time the second is refused. It
+# stands last in such a commit, which is whole where it is there (torn.py).
 MAINTENANCE_APP_ID = "evermark:care"
 # Each `log forget` that takes events out counts this up: what was made of the log before holds them, and is not used.
 FORGOTTEN_APP_ID = "evermark:forgotten"

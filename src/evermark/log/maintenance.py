@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from pathlib import Path
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from evermark.errors import BusyError, FormatError
 from evermark.log.base import LogFile
 from evermark.log.commits import Action, commit_actions, put_commit, read_commit, require_protocol
-from evermark.log.compact import groups_to_merge, merge
+from evermark.log.compact import groups_to_merge, merge, unreadable
 from evermark.log.disk import require_files
 from evermark.log.forget import Forgotten
 from evermark.log.format import FORGOTTEN_APP_ID, MAINTENANCE_APP_ID, MaintenanceNote
@@ -99,6 +99,7 @@ class Maintenance:
     _scanned_at: float | None = None
     _listed: tuple[int, list[FileRange]] = (-1, [])  # a version, and its files
     _lost: frozenset[str] = frozenset()  # by their names; looked for with the orphans, and where merging met them
+    _damaged: dict[str, FormatError] = field(default_factory=dict)  # by their names, until the next look at the folder
 
     def __post_init__(self) -> None:
         self._reader = LogReader(self.folder)
@@ -110,19 +111,23 @@ class Maintenance:
         """
         report = MaintenanceReport()
         with trouble_is_said(self.folder):
-            damaged = self._compact(report)
+            is_scan_due = self._scanned_at is None or self.clock() - self._scanned_at >= SCAN_EVERY_S
+            if is_scan_due:
+                self._unused.look()
+                self._damaged.clear()  # they may have been put back
+            # What makes room first: on a full disk all else fails, and nothing after it would be done.
+            self._remove(report)
             if self.retention is not None and least_cursors is not None:
                 self._remove_old(report, self.retention, least_cursors)
+            damaged = self._compact(report)
             self._delta_checkpoint(report)
-            if self._scanned_at is None or self.clock() - self._scanned_at >= SCAN_EVERY_S:
+            if is_scan_due:
                 self._scanned_at = self.clock()
-                self._unused.look()
                 self._look_through_folder()
                 remove_forgotten(self.folder, self.clock(), lambda: self._handle.counted(FORGOTTEN_APP_ID))
             elif self._lost:
                 asked = frozenset(sorted(self._lost)[:_ASKED_MAX])
                 self._lost = self._lost - asked | self._still_lost(asked)
-            self._remove(report)
         if damaged is not None:
             raise damaged  # all else is done
         report.lost = tuple(sorted(self._lost))
@@ -211,18 +216,21 @@ class Maintenance:
     def _compact(self, report: MaintenanceReport) -> FormatError | None:
         """Returns why some files could not be merged, if they are there and damaged."""
         if not groups_to_merge(self._there(self._reader.files())):
-            return None
+            return next(iter(self._damaged.values()), None)
         table = self._handle.refresh()
-        groups, merged, damaged = [], [], None
+        groups, merged = [], []
         for group in groups_to_merge(self._there(self._files(table)))[:_GROUPS_MAX]:
             try:
                 merged.append(merge(self.folder, group))
             except FormatError as error:
+                # The next round merges the others without them.
                 lost = self._still_lost(Path(file.path).name for file in group)
-                self._lost |= lost  # the next round merges the others without them
-                damaged = damaged if lost else error
+                self._lost |= lost
+                if not lost:
+                    self._damaged |= dict.fromkeys(unreadable(group), error) or {Path(group[0].path).name: error}
             else:
                 groups.append(group)
+        damaged = next(iter(self._damaged.values()), None)
         if not merged:
             return damaged
         storage_of(self.folder).sync(self.folder)
@@ -235,7 +243,8 @@ class Maintenance:
         return damaged
 
     def _there(self, files: Iterable[FileRange]) -> list[FileRange]:
-        return [file for file in files if Path(file.path).name not in self._lost] if self._lost else list(files)
+        apart = self._lost | self._damaged.keys()
+        return [file for file in files if Path(file.path).name not in apart] if apart else list(files)
 
     def _commit(
         self,
@@ -250,7 +259,7 @@ class Maintenance:
         turn = (table.transaction_version(MAINTENANCE_APP_ID) or 0) + 1
         gone = [(Path(file.path).name, file.size) for file in removed]
         metadata = note.as_metadata()
-        applications = {MAINTENANCE_APP_ID: turn, **(counts or {})}
+        applications = {**(counts or {}), MAINTENANCE_APP_ID: turn}
         actions = commit_actions(applications, added, metadata, gone, data_change=data_change)
         if not self._put(table.version(), actions):
             # Another process was quicker; the next round sees its files. If this commit went through after all,
@@ -348,9 +357,8 @@ class Maintenance:
         if not any(is_before(file, horizon) for file in self._reader.files()):
             return
         table = self._handle.refresh()
-        old = [file for file in self._files(table) if is_before(file, horizon)]
-        passed = least_cursors() if old else {}
-        gone = [file for file in old if may_be_collected(file, horizon, passed)]
+        files = self._files(table)
+        gone = collected(files, horizon, least_cursors()) if any(is_before(file, horizon) for file in files) else []
         if gone and self._commit(table, MaintenanceNote("retain", 0, len(gone)), [], gone, data_change=True):
             report.retained_out_rows += sum(f.rows for f in gone)
             forget_kept(self.folder)
@@ -360,9 +368,36 @@ def is_before(file: FileRange, horizon: datetime) -> bool:
     return file.ingested_at_max is not None and file.ingested_at_max < horizon
 
 
+def collected(files: Sequence[FileRange], horizon: datetime, least_cursors: dict[int, int]) -> list[FileRange]:
+    """The files that go: the oldest batches of each partition, up to the first one that stays.
+
+    Merged files overlap large ones that were left out of the merge, so a file may be old that holds later batches than
+    one that is young: without its earlier neighbour's events readers would see a hole, and a table of the past.
+    """
+    gone = {file.path: file for file in files if may_be_collected(file, horizon, least_cursors)}
+    while True:
+        stays: dict[int, int] = {}  # by partition: the first batch of the files that stay
+        for file in files:
+            if file.path not in gone:
+                for partition in _partitions(file):
+                    stays[partition] = min(stays.get(partition, file.batch_min), file.batch_min)
+        held = [
+            path
+            for path, file in gone.items()
+            if any(stays.get(p, file.batch_max + 1) <= file.batch_max for p in _partitions(file))
+        ]
+        if not held:
+            return list(gone.values())
+        for path in held:
+            del gone[path]
+
+
+def _partitions(file: FileRange) -> range:
+    return range(file.partition_min, file.partition_max + 1)
+
+
 def may_be_collected(file: FileRange, horizon: datetime, least_cursors: dict[int, int]) -> bool:
     """Whole files only, taken before the horizon, and passed by every reader of every partition in them."""
     return is_before(file, horizon) and all(
-        least_cursors.get(partition, -1) >= file.batch_max
-        for partition in range(file.partition_min, file.partition_max + 1)
+        least_cursors.get(partition, -1) >= file.batch_max for partition in _partitions(file)
     )

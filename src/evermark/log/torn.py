@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from evermark.disk import sync_folder
-from evermark.log.format import CommitNote, FenceNote, MaintenanceNote, note_of
+from evermark.log.format import MAINTENANCE_APP_ID, CommitNote, FenceNote, MaintenanceNote, Note, note_of
 from evermark.log.table import last_delta_checkpoint
 from evermark.storage import Place
 
@@ -98,12 +98,16 @@ def _actions(commit: Path) -> list[dict[str, Any]] | None:
 def _whole(folder: Path, actions: list[dict[str, Any]] | None, replaced: set[str]) -> bool:
     if actions is None:
         return False
+    if isinstance(_note(actions), MaintenanceNote):
+        # Its files were durable before it. A file that is not there now was lost since, and is for a person to see:
+        # setting the commit aside would bring back files that are removed, and give the merged ones away as orphans.
+        return True
     return all(a["add"]["path"] in replaced or _present(folder, a["add"]) for a in actions if "add" in a)
 
 
 def _says_all(actions: list[dict[str, Any]]) -> bool:
     """Cut off between two lines, a commit is still JSON: its note says what it should hold."""
-    info = next((a["commitInfo"] for a in actions if "commitInfo" in a), None)
+    info = _info(actions)
     if info is None:
         return False
     added = {a["add"]["path"] for a in actions if "add" in a}
@@ -113,7 +117,8 @@ def _says_all(actions: list[dict[str, Any]]) -> bool:
         return applications == 1 and added == set(note.files)
     if isinstance(note, MaintenanceNote):
         removes = sum("remove" in a for a in actions)
-        return applications == 1 and (len(added), removes) == (note.adds, note.removes)
+        is_counted = any(a["txn"]["appId"] == MAINTENANCE_APP_ID for a in actions if "txn" in a)  # its last line
+        return is_counted and (len(added), removes) == (note.adds, note.removes)
     if isinstance(note, FenceNote):
         return applications == note.fences
     if info.get("operation") == _ADD_COLUMN:
@@ -121,6 +126,15 @@ def _says_all(actions: list[dict[str, Any]]) -> bool:
     if any("protocol" in a or "metaData" in a for a in actions):  # the table's creation
         return any("protocol" in a for a in actions) and any("metaData" in a for a in actions)
     return len(actions) > 1
+
+
+def _info(actions: list[dict[str, Any]]) -> dict[str, Any] | None:
+    return next((a["commitInfo"] for a in actions if "commitInfo" in a), None)
+
+
+def _note(actions: list[dict[str, Any]]) -> Note | None:
+    info = _info(actions)
+    return note_of(info) if info is not None else None
 
 
 def _present(folder: Path, add: dict[str, Any]) -> bool:

@@ -95,6 +95,24 @@ def test_a_stale_owner_that_slept_through_cleaning_commits_nothing(
     assert ids(folder) == expected(few_commits_kept + 1)
 
 
+def test_a_partition_that_was_idle_is_taken_over_by_a_log_that_was_opened_long_ago(
+    folder: Path, few_commits_kept: int
+) -> None:
+    """GIVEN a log that was opened before commits that are cleaned by now WHEN its owner takes over a partition that it
+    never asked for THEN it is told where that stands."""
+    other, last = DeltaLog(folder, pause=no_pause), few_commits_kept
+    fill(other, 2, partition=1)
+    fill(other, last)
+    Maintenance(folder).run()
+    log = DeltaLog(folder, pause=no_pause)
+    for _ in range(2):
+        fill(other, last + few_commits_kept, first=last + 1)
+        last += few_commits_kept
+        assert log.tail(0).batch == last
+        Maintenance(folder).run()
+    assert {p: tail.batch for p, tail in log.fence_all([0, 1], 2).items()} == {0: last, 1: 2}
+
+
 def test_a_batch_of_another_owner_in_between_is_a_conflict(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two owners of one epoch, one batch: exactly one wins, even when both looked first."""
     one, other = DeltaLog(folder, pause=no_pause), DeltaLog(folder, pause=no_pause)
@@ -258,6 +276,25 @@ def test_a_sync_covers_commits_of_others(folder: Path) -> None:
     log = DeltaLog(folder)
     log.fence(0, 2)
     assert log.sync() == 4
+
+
+def test_files_that_a_durable_commit_names_are_durable(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """GIVEN an owner that has synced the folder WHEN another one commits a file before the owner syncs the commits THEN
+    the version that is said to be durable is from before."""
+    mine, other = DeltaLog(folder), DeltaLog(folder)
+    fill(mine, 2)
+    mine.sync()
+    fill(mine, 3, first=3)
+    sync, late = local.LocalDisk.sync, [1]
+
+    def watched(self: local.LocalDisk, *places: Path) -> None:
+        sync(self, *places)
+        if late and folder in places:
+            late.clear()
+            fill(other, 1, partition=1)
+
+    monkeypatch.setattr(local.LocalDisk, "sync", watched)
+    assert (mine.sync(), late, mine.sync()) == (3, [], 4)
 
 
 def test_a_log_that_was_put_in_place_of_another_is_synced_whole(

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from evermark.errors import FormatError
+from evermark.errors import DiskFullError, FormatError
 from evermark.log import compact
 from evermark.log import maintenance as care_module
 from evermark.log.append import DeltaLog
@@ -26,8 +26,10 @@ from evermark.log.maintenance import (
     REPLACED_AGE_S,
     SCAN_EVERY_S,
     Maintenance,
+    collected,
     may_be_collected,
 )
+from evermark.log.opened import rows_of
 from evermark.log.read import FileRange, LogReader, files_at
 from evermark.log.table import DELTA_CHECKPOINT_EVERY
 from evermark.log.write import BatchWriter
@@ -442,6 +444,53 @@ def test_may_be_collected(age_days: int, cursors: dict[int, int], collected: boo
     assert not may_be_collected(unknown, now, cursors)
 
 
+def _aged(path: str, first: int, last: int, age_days: int, partitions: tuple[int, int] = (0, 0)) -> FileRange:
+    taken = datetime(2026, 11, 1, tzinfo=UTC) - timedelta(days=age_days)
+    return FileRange(path, *partitions, first, last, 1, 1, ingested_at_max=taken)
+
+
+@pytest.mark.parametrize(
+    ("files", "gone"),
+    [
+        ([_aged("a", 1, 1, 40), _aged("b", 2, 2, 40), _aged("c", 3, 3, 1)], "ab"),
+        # Merged of many small ones around a large one, which was not merged.
+        ([_aged("merged", 1, 40, 1), _aged("large", 2, 2, 40)], ""),
+        ([_aged("merged", 1, 40, 40), _aged("large", 2, 2, 40), _aged("new", 41, 41, 1)], "largemerged"),
+        # Two files of one batch.
+        ([_aged("a", 1, 1, 40), _aged("b", 1, 1, 1)], ""),
+        # One that stays holds the next, and that one the one after it.
+        ([_aged("a", 1, 9, 1), _aged("b", 5, 20, 40), _aged("c", 15, 30, 40), _aged("d", 31, 31, 40)], ""),
+        # Of several partitions, by an older program.
+        ([_aged("a", 1, 3, 40, (0, 1)), _aged("b", 2, 2, 1, (1, 1)), _aged("c", 4, 4, 40, (0, 0))], ""),
+        ([_aged("a", 1, 3, 1, (0, 0)), _aged("b", 2, 2, 40, (1, 1))], "b"),
+    ],
+)
+def test_retention_takes_the_oldest_batches_and_leaves_no_hole(files: list[FileRange], gone: str) -> None:
+    """GIVEN files of which some are old WHEN a file with an earlier batch stays THEN those behind it stay as well."""
+    horizon = datetime(2026, 11, 1, tzinfo=UTC) - timedelta(days=30)
+    found = collected(files, horizon, {0: 100, 1: 100})
+    assert "".join(sorted(file.path for file in found)) == gone
+
+
+def test_what_makes_room_is_done_on_a_full_disk(folder: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """GIVEN a disk on which no file can be merged any more WHEN replaced files are due and others are old THEN they go,
+    and the round says what it could not do."""
+    care = Maintenance(folder, timedelta(days=30), clock)
+    fill(DeltaLog(folder), 40)
+    assert care.run().compacted == 40
+    clock.now += 31 * 86_400
+    fill(DeltaLog(folder), 80, first=41)
+
+    def full(*_: object) -> None:
+        raise DiskFullError("no space left", hint="make room")
+
+    monkeypatch.setattr(care_module, "merge", full)
+    with pytest.raises(DiskFullError):
+        care.run(lambda: {0: 40})
+    assert len(list(folder.glob("*.parquet"))) == 41, "the forty that were merged are gone"
+    assert ids(folder) == expected(80) - expected(40)
+
+
 def test_the_number_of_commits_costs_nothing(folder: Path) -> None:
     """What a batch has to read of the table's history is bounded: few commits after the checkpoint, few files."""
     log, care = DeltaLog(folder), Maintenance(folder)
@@ -517,6 +566,29 @@ def test_a_file_that_is_damaged_is_said_and_the_rest_is_cared_for(folder: Path, 
     files = {Path(file.path).name: file for file in LogReader(folder).files()}
     assert [level_of(name) for name, file in files.items() if file.partition_min == 0] == [1]
     assert len({path.name for path in folder.glob("*.parquet")} - files.keys()) == FAN_IN[0]
+
+
+def test_a_damaged_file_is_read_once_and_those_around_it_are_merged(
+    folder: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GIVEN a damaged file among very many to be merged WHEN rounds follow THEN the others are merged without it, it is
+    not read again until the next look through the folder, and it is merged when it was put back."""
+    log, care = DeltaLog(folder), Maintenance(folder, None, clock)
+    fill(log, 3 * FAN_IN[0])
+    ill = Path(next(file.path for file in LogReader(folder).files_of(0, 9, 10)))
+    whole, read = ill.read_bytes(), list[str]()
+    ill.write_bytes(whole[:100])
+    monkeypatch.setattr(compact, "rows_of", lambda path: read.append(path) or rows_of(path))
+    for _ in range(3):
+        with pytest.raises(FormatError, match=ill.name):
+            care.run()
+    assert sorted(level_of(file.path) for file in LogReader(folder).files()) == [0, 1]
+    assert read.count(str(ill)) == 2, "by the merge that met it, and to find out which one it was"
+    ill.write_bytes(whole)
+    clock.now += SCAN_EVERY_S
+    fill(log, 4 * FAN_IN[0], first=3 * FAN_IN[0] + 1)
+    assert care.run().compacted == FAN_IN[0] + 1
+    assert ids(folder) == expected(4 * FAN_IN[0])
 
 
 def test_a_file_that_came_while_the_folder_was_listed_is_not_missing(

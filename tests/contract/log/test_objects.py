@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import deltalake
 import pyarrow as pa
 import pytest
 
 from evermark.errors import ConflictError, EngineError, EvermarkError, FormatError, NotFoundError, UnreachableError
+from evermark.log import append as append_module
 from evermark.log import compact, maintenance
 from evermark.log.append import DeltaLog
+from evermark.log.commits import read_commit
 from evermark.log.forget import Forgotten
 from evermark.log.maintenance import Maintenance
 from evermark.log.query import query
@@ -84,6 +88,44 @@ def test_a_log_that_is_taken_away_under_its_owner_gets_no_more_batches(folder: P
     with pytest.raises(FormatError, match="is gone"):
         log.commit(append([write(folder, 4)], 4))
     assert storage.listed(folder / "_delta_log") == []
+
+
+def test_who_was_asleep_goes_on_where_the_log_is(folder: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """GIVEN an owner whose put of a commit hangs while owners of other partitions go on and commits are cleaned WHEN it
+    lands THEN it is no success: the batch, and the next, are put where others read."""
+    monkeypatch.setattr(maintenance, "KEPT_COMMITS", 2)
+    monkeypatch.setattr(maintenance, "DELTA_CHECKPOINT_EVERY", 10)
+    old, others = DeltaLog(folder, pause=no_pause), DeltaLog(folder, pause=no_pause)
+    fill(old, 1)
+    try_commit = old._try_commit
+
+    def late(*args: Any) -> bool:
+        monkeypatch.setattr(old, "_try_commit", try_commit)
+        fill(others, 15, partition=1)
+        Maintenance(folder).run()
+        assert not storage_of(folder).exists(commit_file(folder, 2))
+        return try_commit(*args)
+
+    monkeypatch.setattr(old, "_try_commit", late)
+    fill(old, 3, first=2)
+    assert DeltaLog(folder).tail(0).batch == 3
+    assert ids(folder) == expected(3) + expected(15, partition=1)
+
+
+def test_the_takeover_of_an_idle_partition_reads_no_commits_from_before_the_last_checkpoint(
+    folder: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GIVEN a partition whose last commit is in a Delta checkpoint WHEN another owner fences it THEN it reads the
+    commits that have come since, and no more: each is a request."""
+    monkeypatch.setattr(maintenance, "DELTA_CHECKPOINT_EVERY", 20)
+    fill(log := DeltaLog(folder, pause=no_pause), 1, partition=1)
+    fill(log, 30)
+    Maintenance(folder).run()
+    fill(log, 33, first=31)
+    read: list[int] = []
+    monkeypatch.setattr(append_module, "read_commit", lambda place, v: read.append(v) or read_commit(place, v))
+    assert DeltaLog(folder, pause=no_pause).fence(1, 2).batch == 1
+    assert min(read) >= last_delta_checkpoint(folder)
 
 
 def test_a_log_that_is_away_when_it_is_opened_is_not_begun_anew(folder: Place) -> None:

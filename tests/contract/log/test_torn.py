@@ -5,6 +5,7 @@ A real power cut cannot be made here (a kill leaves the page cache as it is), so
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +13,8 @@ import pytest
 
 from evermark.log.append import DeltaLog
 from evermark.log.base import Tail
-from evermark.log.maintenance import Maintenance
+from evermark.log.forget import Forgotten
+from evermark.log.maintenance import ORPHAN_AGE_S, REPLACED_AGE_S, Maintenance
 from evermark.log.read import LogReader
 from evermark.log.table import commit_file
 from evermark.log.torn import set_aside_torn
@@ -135,6 +137,39 @@ def test_whole_commits_are_left_alone(folder: Path) -> None:
         assert set_aside_torn(folder, durable) == []
     assert sorted((folder / "_delta_log").iterdir()) == before
     assert ids(folder) == expected(39)
+
+
+def test_what_was_forgotten_and_given_up_stays_so(folder: Path) -> None:
+    """GIVEN a source that is idle since its last batch WHEN keys are forgotten, a lost file is given up, and the owner
+    is another one THEN both commits are whole: nothing is undone."""
+    durable, care = DeltaLog(folder).sync(), Maintenance(folder)
+    fill(DeltaLog(folder), 7, rows=2, first=6)
+    assert care.forget(Forgotten("public.orders", frozenset({"1"}))) == 2
+    missing_file(folder, 3)
+    care.give_up(care.missing())
+    left = ids(folder) if not care.missing() else None
+    assert set_aside_torn(folder, durable) == []
+    assert ids(folder) == left == expected(7) - Counter({"0-3-0": 1})
+
+
+def test_a_merged_file_that_was_lost_takes_no_other_with_it(folder: Path) -> None:
+    """GIVEN files that were merged after the last batch, and an hour WHEN a merged file is moved away, owners change,
+    and the file is put back a day later THEN the log has every event."""
+    log, now = DeltaLog(folder), [0.0]
+    fill(log, 40, first=6)
+    fill(log, 40, partition=1)
+    durable, care = log.sync(), Maintenance(folder, clock=lambda: now[0])
+    assert care.run().compacted == 80
+    now[0] += REPLACED_AGE_S
+    assert care.run().replaced_removed == 80
+    lost = next(folder.glob("p0-c1-*"))
+    lost.rename(folder.parent / lost.name)
+    assert set_aside_torn(folder, durable) == []
+    (folder.parent / lost.name).rename(lost)
+    for _ in range(3):
+        now[0] += ORPHAN_AGE_S
+        assert care.run().orphans_removed == 0
+    assert ids(folder) == expected(40) + expected(40, partition=1)
 
 
 @pytest.mark.parametrize("damage", [truncated, cut_between_lines, only_its_info])

@@ -18,9 +18,11 @@ from evermark import Log, event_file
 from evermark.event import ADDED_SINCE, EVENT
 from evermark.log import write
 from evermark.log.append import DeltaLog
+from evermark.log.forget import Forgotten
 from evermark.log.maintenance import Maintenance
 from evermark.log.opened import PLAYBOOK
-from tests.contract.log.log_scene import expected, fill
+from evermark.log.write import BatchWriter
+from tests.contract.log.log_scene import append, events, expected, fill
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -202,6 +204,21 @@ def test_a_stream_that_retention_passed_says_what_is_missing(log: DeltaLog, stre
     fresh = Stream(stream._spark, log.folder.parent, log.folder.parent.parent / "fresh")
     fresh.run()
     assert fresh.got == expected(9, rows=2) - expected(7, rows=2)
+
+
+def test_a_stream_goes_on_behind_a_batch_of_which_all_was_forgotten(log: DeltaLog, stream: Stream) -> None:
+    """GIVEN a stream that has read the log WHEN the next batch is forgotten whole THEN it reads those behind it."""
+    stream.run()
+    made = events(0, 6)
+    at = made.schema.get_field_index("key")
+    of_bob = made.set_column(at, made.schema.field(at), pa.array(["bob"]))
+    file = BatchWriter(log.folder, "shop", 0, 6).write_all([of_bob])
+    assert file is not None
+    log.commit(append([file], 6))
+    fill(log, 7, first=7)
+    assert Maintenance(log.folder).forget(Forgotten("public.orders", frozenset({"bob"}))) == 1
+    stream.run()
+    assert stream.got == expected(5, rows=2) + Counter({"0-7-0": 1})
 
 
 def test_a_stream_of_which_retention_left_nothing_says_so_before_the_next_event(log: DeltaLog, stream: Stream) -> None:
