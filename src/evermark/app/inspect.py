@@ -94,6 +94,9 @@ def newest(log: LogReader, partitions: Sequence[int], past: Sequence[Recovery]) 
             seen = log.newest(partition)
         except NotFoundError:
             return {}
+        except EvermarkError as error:
+            error.partition = partition  # the others are read on
+            raise
         said = [r.changed_at for r in past if r.by_person and r.step is Step.DONE and r.partition == partition]
         if seen is not None and not any(seen.at < when for when in said):
             found[partition] = seen

@@ -336,10 +336,15 @@ class Maintenance:
         self._lost = self._still_lost(sorted(used - {each.name for each in present})[:_LOST_MAX])
         known = used | self._unused.names()
         unknown = [each for each in present if each.name not in known]
-        if not unknown:
+        log = self.folder / "_delta_log"
+        drafts = storage.listed(log, ".tmp")  # of commits: one that was killed left it
+        if not unknown and not drafts:
             return
         # A task's file may be committed in a moment: only its age tells that it will not be.
         now = storage.now(self.folder, self.clock())
+        for draft in drafts:
+            if now - draft.modified >= ORPHAN_AGE_S:
+                storage.delete(log / draft.name)
         found = [each.name for each in unknown if now - each.modified >= ORPHAN_AGE_S]
         if found:
             self._unused.note(found, self.clock(), orphans=True)

@@ -365,6 +365,20 @@ def test_files_nobody_committed_wait_a_day(folder: Path, clock: Clock) -> None:
     assert ids(folder) == expected(1)
 
 
+def test_a_commit_that_a_kill_left_half_written_goes_after_a_day(folder: Path, clock: Clock) -> None:
+    """GIVEN the file of a commit that never got its name WHEN a day has passed THEN it is removed, and no commit is."""
+    fill(DeltaLog(folder), 3)
+    left = folder / "_delta_log" / "_commit_1f.json.tmp"
+    left.write_text("{")
+    care = Maintenance(folder, clock=clock)
+    care.run()
+    assert left.exists(), "its writer may be about to name it"
+    clock.now += ORPHAN_AGE_S + 60
+    care.run()
+    assert not left.exists()
+    assert DeltaLog(folder).tail(0).batch == 3
+
+
 def test_retention_takes_whole_files_that_are_old_and_passed_by_all(folder: Path, clock: Clock) -> None:
     """Younger than the horizon, or not yet passed by a cursor: it stays. What goes is counted."""
     log = DeltaLog(folder)

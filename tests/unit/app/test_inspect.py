@@ -10,14 +10,15 @@ from typing import Any
 
 import pytest
 
-from evermark.app.inspect import PartitionStatus, check_at, judged, statuses
+from evermark.app.inspect import PartitionStatus, check_at, judged, newest, statuses
 from evermark.checkpoints.base import Checkpoint
-from evermark.errors import EvermarkError, GapError, IdentityError, SetupError
+from evermark.errors import EvermarkError, FormatError, GapError, IdentityError, SetupError
 from evermark.event import taken_batch
 from evermark.ingest.repair.base import TRIES_MAX, TRIES_WITHIN, Choice, Recovery, Step
 from evermark.log.append import DeltaLog
 from evermark.log.base import Append
 from evermark.log.head import Head
+from evermark.log.read import LogReader
 from evermark.log.write import BatchWriter
 from evermark.observe.finding import Grade
 
@@ -30,6 +31,22 @@ WELL = PartitionStatus(0, Checkpoint("p", 3, 1), None, True, ())
 def past(count: int, **changes: object) -> tuple[Recovery, ...]:
     """So many recoveries just before now, the newest first."""
     return tuple(replace(DONE, id=number, **changes) for number in range(count, 0, -1))  # type: ignore[arg-type]
+
+
+def test_a_last_file_that_is_missing_is_a_trouble_of_its_partition(tmp_path: Path) -> None:
+    """GIVEN two partitions WHEN the file of the second one's last batch is missing THEN the error says whose it is, so
+    that the first is read on."""
+    log = DeltaLog(tmp_path / "shop")
+    for partition in (0, 1):
+        rows = taken_batch(EVENT, 1)
+        file = BatchWriter(tmp_path / "shop", "shop", partition, 1).write_all([rows])
+        assert file is not None
+        log.commit(Append(partition, 1, 1, "0", "1", (file,)))
+    next((tmp_path / "shop").glob("p1-*.parquet")).unlink()
+    with pytest.raises(FormatError, match="is missing") as found:
+        newest(LogReader(tmp_path / "shop"), [0, 1], ())
+    assert found.value.partition == 1
+    assert list(newest(LogReader(tmp_path / "shop"), [0], ())) == [0]
 
 
 @pytest.mark.parametrize(
