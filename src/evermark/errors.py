@@ -13,8 +13,9 @@
     ├── NotFoundError          asked for something that is not there
     ├── FormatError            a durable format is newer than this program, or damaged
     ├── EngineError            Spark itself failed: a lost worker, a scratch folder that vanished
-    ├── DiskFullError          no space left where the log or state lives
-    └── PoisonError            one event cannot be decoded; it is logged raw
+    └── DiskFullError          no space left where the log or state lives
+
+An event that cannot be decoded is no error: it is logged raw, as `op = poison`.
 
 `error_policy.py` alone maps a kind to what is done about it.
 """
@@ -38,7 +39,6 @@ class Kind(StrEnum):
     FORMAT = "format"
     ENGINE = "engine"
     DISK_FULL = "disk_full"
-    POISON = "poison"
     UNKNOWN = "unknown"
 
 
@@ -127,10 +127,6 @@ class EngineError(EvermarkError):
 
 class DiskFullError(EvermarkError):
     kind = Kind.DISK_FULL
-
-
-class PoisonError(EvermarkError):
-    kind = Kind.POISON
 
 
 def of_kind(kind: str, message: str, hint: str = "") -> EvermarkError:
