@@ -7,12 +7,14 @@ committed part of that log and ignores the half-written tail, which `cut_tail` m
 from __future__ import annotations
 
 import secrets
+import shutil
 import sqlite3
 from importlib.resources import files
 from pathlib import Path
 
 from evermark.embedded.lock import FileLock
-from evermark.errors import BusyError, ConfigError, FormatError
+from evermark.errors import BusyError, ConfigError, DiskFullError, EvermarkError, FormatError
+from evermark.observe.logging import get_logger
 
 FORMAT = 1
 _FILE = "blocknode.db"
@@ -21,6 +23,7 @@ _CHECKPOINT_PAGES = 2000
 _CACHE_KIB_WRITER = 32 * 1024
 _CACHE_KIB_READER = 4 * 1024
 _BUSY_MS = 10_000
+_SCARCE_BYTES = 1024 * 1024  # with less left SQLite fails in more ways than by saying that the disk is full
 _WAL_HEADER_BYTES, _FRAME_HEADER_BYTES = 32, 24
 
 
@@ -40,7 +43,8 @@ class Database:
         self._lock = FileLock(folder / "lock")
 
     def open(self) -> tuple[sqlite3.Connection, int]:
-        """The connection that writes, and how many bytes of a half-written tail were cut off."""
+        """The connection that writes, and how many bytes of a half-written tail were cut off (0 also where the disk is
+        too full to find out)."""
         if not self._lock.try_alone():
             self._lock.release()
             raise BusyError(
@@ -55,13 +59,10 @@ class Database:
             connection.execute("pragma synchronous = full")
             connection.execute(f"pragma wal_autocheckpoint = {_CHECKPOINT_PAGES}")
             self._prepare(connection)
-            _, frames, _ = connection.execute("pragma wal_checkpoint(passive)").fetchone()
-            return connection, cut_tail(wal, frames)
+            return connection, _cut_bytes(connection, wal)
         except sqlite3.DatabaseError as error:
             self._lock.release()
-            raise FormatError(
-                f"{self.path} cannot be read: {error}", hint="restore the folder from a copy, or follow another node"
-            ) from error
+            raise self._cannot_open(error) from error
         except BaseException:
             self._lock.release()
             raise
@@ -73,6 +74,16 @@ class Database:
 
     def close(self) -> None:
         self._lock.release()
+
+    def _cannot_open(self, error: sqlite3.DatabaseError) -> EvermarkError:
+        """A full disk is no reason to restore anything."""
+        kind = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        unfit = kind in {sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN}
+        if kind == sqlite3.SQLITE_FULL or (unfit and shutil.disk_usage(self.folder).free < _SCARCE_BYTES):
+            hint = "free some space, then start it again: nothing that was accepted is lost"
+            return DiskFullError(f"no space left for {self.path}", hint=hint)
+        hint = "restore the folder from a copy, or follow another node"
+        return FormatError(f"{self.path} cannot be read: {error}", hint=hint)
 
     def _connect(self, cache_kib: int) -> sqlite3.Connection:
         # Each connection is used by one thread at a time, but closed by another.
@@ -92,6 +103,19 @@ class Database:
         script = files("evermark.blocknode").joinpath("schema.sql").read_text(encoding="utf-8")
         node = f"insert into meta values ('node', '{secrets.token_hex(8)}');"
         connection.executescript(f"begin;\n{script}\n{node}\npragma user_version = {FORMAT};\ncommit;")
+
+
+def _cut_bytes(connection: sqlite3.Connection, wal: bytes) -> int:
+    """SQLite says how much of its log it took up when it brings the log over. A full disk does not let it: the node
+    starts all the same, for its readers."""
+    try:
+        _, frames, _ = connection.execute("pragma wal_checkpoint(passive)").fetchone()
+    except sqlite3.OperationalError as error:
+        if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_FULL:
+            raise
+        get_logger(part="blocknode").warning("the disk is full: a half-written tail would not be seen", error=error)
+        return 0
+    return cut_tail(wal, frames)
 
 
 def _wal_of(path: Path) -> bytes:

@@ -144,14 +144,22 @@ class Writer:
             self._trim()
 
     def _trim(self) -> None:
-        """Overlapping readers could keep SQLite from beginning its log anew for ever: then it waits for them."""
-        _, frames, _ = self._db.execute("pragma wal_checkpoint(passive)").fetchone()
-        if frames > _LOG_FRAMES_MAX:
-            self._db.execute("pragma wal_checkpoint(restart)").fetchone()
+        """Overlapping readers could keep SQLite from beginning its log anew for ever: then it waits for them.
+
+        Where the disk is too full for that, it is left for next time: the log has every commit.
+        """
+        try:
+            _, frames, _ = self._db.execute("pragma wal_checkpoint(passive)").fetchone()
+            if frames > _LOG_FRAMES_MAX:
+                self._db.execute("pragma wal_checkpoint(restart)").fetchone()
+        except sqlite3.Error as error:
+            if _code(error) not in {sqlite3.SQLITE_FULL, sqlite3.SQLITE_BUSY}:
+                raise
+            self._log.warning("the write-ahead log cannot be trimmed just now; it has every commit", error=error)
 
     def _failed(self, error: Exception) -> Refused:
         """Nothing of this transaction was kept: all its requests get this refusal."""
-        if isinstance(error, sqlite3.Error) and error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_FULL:
+        if isinstance(error, sqlite3.Error) and _code(error) == sqlite3.SQLITE_FULL:
             if not self.full:
                 self._log.error("the disk is full; nothing that was accepted is lost", error=error)
             self.full = True
@@ -178,3 +186,8 @@ class Writer:
         while not self._queue.empty():  # this thread alone takes from it
             left.append(self._queue.get())
         self._settle([(item[1], None, stopping()) for item in left if item is not None], [])
+
+
+def _code(error: sqlite3.Error) -> int:
+    """What kind of error, without the particulars; errors that this program made have none."""
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF

@@ -11,11 +11,14 @@ from typing import Any
 
 import pytest
 
+from evermark.blocknode import writer as writer_module
 from evermark.blocknode.bodies import CreateAsked, EventAsked, event_of
+from evermark.blocknode.database import Database
 from evermark.blocknode.ledger import Clocks, Ledger
 from evermark.blocknode.refusal import Code, Refused
 from evermark.blocknode.settings import NodeSettings
 from evermark.blocknode.writer import Writer
+from evermark.errors import DiskFullError
 
 SETTINGS = NodeSettings(Path("nowhere"), seal_events=10)
 
@@ -29,15 +32,36 @@ def event(stream: str, nonce: int, payload: str = "") -> Any:
     return event_of(stream, EventAsked.model_validate(fields), 100_000)
 
 
+class Full(sqlite3.Connection):
+    """A database on a full disk: its log, grown before, has room for commits, and they cannot be brought over."""
+
+    def execute(self, sql: str, *args: Any) -> sqlite3.Cursor:
+        if "wal_checkpoint" in sql:
+            raise full()
+        return super().execute(sql, *args)
+
+
+class FullFromTheStart(Full):
+    def executescript(self, _: str) -> sqlite3.Cursor:
+        raise full()
+
+
+def full() -> sqlite3.OperationalError:
+    error = sqlite3.OperationalError("database or disk is full")
+    error.sqlite_errorcode = sqlite3.SQLITE_FULL
+    return error
+
+
 def with_writer(
     scene: Callable[[Writer, sqlite3.Connection], Awaitable[None]],
+    factory: type[sqlite3.Connection] = sqlite3.Connection,
 ) -> tuple[list[str], list[BaseException]]:
     """Run a scene with a writer over a database in memory; which streams changed, and what broke the writer."""
     changed: list[str] = []
     broken: list[BaseException] = []
 
     async def run() -> None:
-        db = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+        db = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False, factory=factory)
         db.executescript(files("evermark.blocknode").joinpath("schema.sql").read_text())
         writer = Writer(db, Ledger(db, SETTINGS, Clocks()), changed=changed.extend, broken=broken.append)
         await scene(writer, db)
@@ -112,6 +136,39 @@ def test_a_full_disk_is_said_loses_nothing_and_ends_by_itself() -> None:
 
     _, broken = with_writer(scene)
     assert not broken
+
+
+def test_a_log_that_a_full_disk_keeps_from_being_trimmed_is_trimmed_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """GIVEN a full disk and a log with room WHEN the log is to be trimmed THEN the writer goes on without."""
+    monkeypatch.setattr(writer_module, "_TRIM_EVERY", 1)
+
+    async def scene(writer: Writer, db: sqlite3.Connection) -> None:
+        await writer.run(lambda ledger: ledger.create("s", asked(), "i"))
+        await writer.run(lambda ledger: ledger.add("s", [event("s", 1)]))
+        assert count(db, "seen") == 1
+
+    _, broken = with_writer(scene, Full)
+    assert not broken
+
+
+def of_class(factory: type[sqlite3.Connection]) -> Callable[[Database, int], sqlite3.Connection]:
+    return lambda database, _: sqlite3.connect(database.path, isolation_level=None, factory=factory)
+
+
+def test_a_node_starts_on_a_full_disk_or_says_that_it_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """GIVEN a full disk WHEN a node starts THEN it serves what it has; a new folder says to free space, and no more."""
+    kept = Database(tmp_path / "kept")
+    kept.open()[0].close()
+    kept.close()
+    monkeypatch.setattr(Database, "_connect", of_class(Full))
+    connection, cut = Database(tmp_path / "kept").open()
+    assert (count(connection, "meta"), cut) == (1, 0)
+    connection.close()
+    monkeypatch.setattr(Database, "_connect", of_class(FullFromTheStart))
+    with pytest.raises(DiskFullError) as caught:
+        Database(tmp_path / "new").open()
+    assert "free some space" in caught.value.hint
+    assert "restore" not in caught.value.hint
 
 
 def test_a_write_that_fails_midway_is_undone_with_its_transaction() -> None:
