@@ -17,7 +17,7 @@ from typing import Any
 
 import aiohttp
 
-from evermark.blocknode.ledger import Ledger
+from evermark.blocknode.ledger import UNLISTED, Ledger
 from evermark.blocknode.reader import Reader
 from evermark.blocknode.refusal import Code
 from evermark.blocknode.settings import MIB, NodeSettings
@@ -138,9 +138,10 @@ class Follower:
             await self._pay()
 
     async def _pay(self) -> None:
+        """Readers of the listing were told of later changes before: what is copied now comes after them."""
         owed = await self._reader.run(lambda db: self._reader.owed(db, _OWED_AT_ONCE))
         for stream in owed:
-            await self._keep([await self._fetched(stream, self._touched, False)], self._touched)
+            await self._keep([await self._fetched(stream, self._touched + 1, False)], self._touched)
         self._owed = len(await self._reader.run(lambda db: self._reader.owed(db, _OWED_AT_ONCE)))
 
     async def _keep(self, copies: Sequence[Copy], touched: int) -> None:
@@ -178,7 +179,7 @@ class Follower:
             blocks, pool, reset, more = _parsed(answer, stream)
             if reset and mine is not None and await self._recreated(stream):
                 self._log.warning("the stream was recreated: copied anew", stream=stream)
-                await self._writer.run(lambda ledger: ledger.delete(stream, touched=0))
+                await self._writer.run(lambda ledger: ledger.delete(stream, UNLISTED))
                 mine = None
             at = mine or START
             if reset:

@@ -31,8 +31,10 @@ from evermark.sources.blocks.chain import (
 )
 
 HEADS_MAX = 10_000
+UNLISTED = 0  # a place in the listing that no reader gets to see
 _SEALED_AT_ONCE_MAX = 500
 _PURGED_AT_ONCE = 2000
+_STAYS = -1  # in its place
 
 
 @dataclass(slots=True)
@@ -97,9 +99,10 @@ class Ledger:
         self._settings = settings
         self._seals = settings.follow is None
         self._heads: OrderedDict[str, Head] = OrderedDict()
-        self._changed: dict[str, int | None] = {}  # in this transaction; with the `touched` it is to have, if given
+        self._changed: dict[str, int | None] = {}  # in this transaction; with its place in the listing, if given
         self._due: list[tuple[int, str, int]] = []  # a heap: steady time, stream, generation of the minipool
         self._last_touched = 0
+        self._passed = 0  # the greatest `touched` that a reader of the listing may have seen
         self.purging = True
         self.forget()
 
@@ -108,7 +111,8 @@ class Ledger:
         self._heads.clear()
         self._changed.clear()
         (last,) = self._db.execute("select max(touched) from streams").fetchone()
-        self._last_touched = max(self._last_touched, last or 0)
+        self._passed = last or 0
+        self._last_touched = max(self._last_touched, self._passed)
         self._due = []
         pooled = "select stream from streams where pool_count > 0"
         for (stream,) in self._db.execute(pooled).fetchall() if self._seals else []:
@@ -128,9 +132,10 @@ class Ledger:
             if head is not None:
                 pool = (head.pool.count, head.pool.bytes, head.pool.since_us)
                 chain = (head.next_number, head.last_hash, head.last_at_us, head.snapshot_number, head.snapshot_bytes)
-                head.touched = self._touch(touched)
+                head.touched = head.touched if touched == _STAYS else self._touch(touched)
                 self._db.execute(_FLUSH, (*chain, *pool, head.members, head.touched, head.sid))
                 self._remember_due(head)
+        self._passed = self._last_touched
         while len(self._heads) > HEADS_MAX:
             self._heads.popitem(last=False)
         return list(changed)
@@ -230,7 +235,7 @@ class Ledger:
         """Append blocks that were verified to follow this copy, and replace the minipool. Without `touched` more parts
         follow: the stream's place in the listing stays as it is."""
         if blocks and blocks[0].number == 0:
-            self._begin(blocks[0], touched=0)
+            self._begin(blocks[0], UNLISTED)
             blocks = blocks[1:]
         head = self._head(stream)
         if blocks and (blocks[0].number, blocks[0].previous) != (head.next_number, head.last_hash):
@@ -244,7 +249,7 @@ class Ledger:
         for event in pool:
             self._first_time(head, event.hash)
             self._into_pool(head, event, text_of(event.wire()), self._clocks.wall_us())
-        self._changed[stream] = head.touched if touched is None else touched
+        self._changed[stream] = _STAYS if touched is None else touched
 
     def note(self, name: str, value: str) -> None:
         self._db.execute("insert or replace into meta values (?, ?)", (name, value))
@@ -276,10 +281,16 @@ class Ledger:
         return head
 
     def _touch(self, given: int | None) -> int:
-        if given is not None:
-            return given
-        self._last_touched = next_touched(self._last_touched, self._clocks.wall_us())
-        return self._last_touched
+        """The number of a change. Copies have the number that the followed node gave, so that a reader can go on at
+        either node; but a number that a reader may have passed would hide the change for ever."""
+        if given == UNLISTED:
+            return UNLISTED
+        if given is None:
+            self._last_touched = next_touched(self._last_touched, self._clocks.wall_us())
+            return self._last_touched
+        number = given if given > self._passed else self._passed + 1
+        self._last_touched = max(self._last_touched, number)
+        return number
 
     def _first_time(self, head: Head, event_hash: str) -> bool:
         row = (head.sid, bytes.fromhex(event_hash))

@@ -28,7 +28,19 @@ from evermark.blocknode.reader import Answers, ReaderPosition
 from evermark.blocknode.refusal import Refused
 from evermark.blocknode.settings import NodeSettings
 from evermark.errors import ConfigError
-from evermark.sources.blocks.chain import START, Block, BlockEvent, Cookie, block_from, event_from, sum_up, verify_chain
+from evermark.sources.blocks.chain import (
+    START,
+    Block,
+    BlockEvent,
+    Cookie,
+    Snapshot,
+    StreamKind,
+    block_from,
+    event_from,
+    make_block,
+    sum_up,
+    verify_chain,
+)
 
 SETTINGS = NodeSettings(
     Path("nowhere"),
@@ -280,3 +292,56 @@ def test_listings_do_not_tear_apart_streams_that_share_a_number() -> None:
     first = world.answers.listing(world.db, 0, 1)
     second = world.answers.listing(world.db, first[-1]["touched"], 1)
     assert [row["stream"] for row in first + second] == ["s0", "s1", "s2"]
+
+
+def copied(stream: str, count: int = 1) -> list[Block]:
+    """The first blocks of a stream, as another node made them."""
+    blocks = [make_block(stream, START, 0, [], Snapshot(StreamKind.CHANNEL, "a", "i", (), {}))]
+    while len(blocks) < count:
+        blocks.append(make_block(stream, blocks[-1].cookie, 0, [], None))
+    return blocks
+
+
+def test_what_is_copied_late_is_listed_after_what_readers_have_passed() -> None:
+    """GIVEN a listing that was read to its end WHEN a copy comes with a number in it THEN the reader is told of it."""
+    world = World()
+    passed = 0
+
+    def news() -> list[str]:
+        nonlocal passed
+        world.commit()
+        rows = world.answers.listing(world.db, passed, 100)
+        passed = rows[-1]["touched"] if rows else passed
+        return [row["stream"] for row in rows]
+
+    world.ledger.copy("good", copied("good"), (), 7)
+    assert (news(), passed) == (["good"], 7)
+    world.ledger.copy("paid", copied("paid"), (), 5)
+    world.ledger.copy("level", copied("level"), (), 7)
+    assert news() == ["level", "paid"]
+    world.ledger = Ledger(world.db, SETTINGS, world.clocks)
+    world.ledger.copy("next", copied("next"), (), 8)  # the followed node's next number, which was passed meanwhile
+    assert news() == ["next"]
+    world.ledger.delete("good", 8)
+    assert news() == ["good"]
+    world.ledger.copy("later", copied("later"), (), 1000)
+    assert (news(), passed) == (["later"], 1000)
+
+
+def test_a_copy_in_parts_keeps_its_place_in_the_listing_until_its_last_part() -> None:
+    """GIVEN a copy in parts, of a new or a listed stream WHEN a part comes THEN the listing is as it was."""
+    world = World()
+    old, new = copied("old", 3), copied("new", 2)
+
+    def listed() -> list[tuple[str, int]]:
+        world.commit()
+        return [(row["stream"], row["touched"]) for row in world.answers.listing(world.db, 0, 100)]
+
+    world.ledger.copy("old", old[:1], (), 7)
+    assert listed() == [("old", 7)]
+    world.ledger.copy("old", old[1:2], (), None)
+    world.ledger.copy("new", new[:1], (), None)
+    assert listed() == [("old", 7)]
+    world.ledger.copy("old", old[2:], (), 9)
+    world.ledger.copy("new", new[1:], (), 8)
+    assert listed() == [("new", 8), ("old", 9)]
