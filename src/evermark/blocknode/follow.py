@@ -142,7 +142,7 @@ class Follower:
         owed = await self._reader.run(lambda db: self._reader.owed(db, _OWED_AT_ONCE))
         for stream in owed:
             await self._keep([await self._fetched(stream, self._touched + 1, False)], self._touched)
-        self._owed = len(await self._reader.run(lambda db: self._reader.owed(db, _OWED_AT_ONCE)))
+        self._owed = await self._reader.run(self._reader.owes)
 
     async def _keep(self, copies: Sequence[Copy], touched: int) -> None:
         def write(ledger: Ledger) -> None:

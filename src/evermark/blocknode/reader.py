@@ -150,6 +150,12 @@ class Answers:
         row = db.execute("select value from meta where name = ?", [name]).fetchone()
         return None if row is None else str(row[0])
 
+    def owes(self, db: sqlite3.Connection) -> int:
+        """How many streams this node could not copy: its listing may lack changes of these. 0 if it follows none."""
+        if self._settings.follow is None:
+            return 0
+        return int(db.execute("select count(*) from owed").fetchone()[0])
+
     def owed(self, db: sqlite3.Connection, limit: int) -> list[str]:
         return [stream for (stream,) in db.execute("select stream from owed limit ?", [limit])]
 

@@ -7,6 +7,7 @@ import hashlib
 import hmac
 import re
 import secrets
+import sqlite3
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import asdict
@@ -127,18 +128,23 @@ class Routes:
         limit = min(_number(request, "limit", LISTED_MAX), LISTED_MAX)
         kind = _kind(request.query.get("kind"))
         wait_s = min(float(_number(request, "wait_s", 0)), WAIT_S_MAX)
+
+        def look(db: sqlite3.Connection) -> tuple[list[dict[str, Any]], int]:
+            return self._reader.listing(db, after, limit, kind), self._reader.owes(db)
+
         loop = asyncio.get_running_loop()
         until = loop.time() + wait_s
         while True:
             changed = self._hub.next_change
-            rows = await self._reader.run(partial(self._reader.listing, touched_after=after, limit=limit, kind=kind))
+            rows, owed = await self._reader.run(look)
             left_s = until - loop.time()
             if rows or left_s <= 0 or self.stopping:
                 break
             with suppress(TimeoutError):
                 await asyncio.wait_for(changed.wait(), left_s)
         touched = rows[-1]["touched"] if rows else after
-        return _json(text_of({"node": self._node, "streams": rows, "touched": touched}))
+        listed = {"node": self._node, "streams": rows, "touched": touched}
+        return _json(text_of(listed | ({"owed": owed} if owed else {})))
 
     async def _create(self, request: web.Request) -> web.Response:
         await self._faults.before(Op.CREATE)

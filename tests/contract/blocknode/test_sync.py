@@ -278,3 +278,23 @@ def test_a_follower_keeps_nothing_that_does_not_verify_and_copies_the_rest(tmp_p
             _, stderr = following.stop()
     said = [json.loads(line) for line in stderr.splitlines() if line.startswith("{")]
     assert [line["stream"] for line in said if line["event"] == "a stream cannot be copied"] == ["lied-about"]
+
+
+def test_a_follower_says_with_its_listing_how_many_streams_it_owes(tmp_path: Path) -> None:
+    """GIVEN a stream that is lied about WHEN a follower lists THEN it says that it owes one; others owe none."""
+    lie = {"fault": "lie", "op": "stream", "number": 2, "lie": "event"}
+    with Node(tmp_path / "one", "--seal-events", "2", faults=[lie]) as leading:
+        leader = leading.client()
+        leader.create("lied-about")
+        leader.say("lied-about", 4)
+        leader.create("fine")
+        with Node(tmp_path / "two", "--follow", leading.url) as following:
+            follower = following.client()
+            listed = until(lambda: follower.good("GET", "/v1/streams", touched_after=0).get("streams"), "one is copied")
+            assert [row["stream"] for row in listed] == ["fine"]
+            assert follower.good("GET", "/v1/streams")["owed"] == 1
+            assert follower.good("GET", "/v1/streams", touched_after=listed[-1]["touched"])["owed"] == 1
+            until(lambda: follower.good("GET", "/v1/node")["followed"]["owed"] == 1, "it says so of itself, too")
+        assert "owed" not in leader.good("GET", "/v1/streams")
+    with Node(tmp_path / "two") as heir:
+        assert "owed" not in heir.client().good("GET", "/v1/streams"), "it follows no other any more"
