@@ -2,8 +2,8 @@
 
 It asks which streams changed since it last asked, then each of them for the blocks after its own copy. Streams are
 written in the order in which they changed, so that the follower's own listing is never ahead of its copy. While the
-other node is away the copy is served. A stream that cannot be copied (a fork, a forged block) is owed: logged,
-remembered, tried again, and it does not hold up the other streams.
+other node is away the copy is served. A stream that cannot be copied (a fork, a forged block, one that the node cannot
+read) is owed: logged, remembered, tried again beside the rounds, and it does not hold up the other streams.
 """
 
 from __future__ import annotations
@@ -122,13 +122,11 @@ class Follower:
             await self._writer.run(lambda ledger: ledger.note("followed", f"{node} 0"))
             return
         self._reachable = True
+        names = [stream for stream, _, _ in rows]
+        owed = await self._reader.run(lambda db: self._reader.owed_of(db, names))
         for at in range(0, len(rows), _FETCHED_AT_ONCE):
             some = rows[at : at + _FETCHED_AT_ONCE]
-            done = await asyncio.gather(*(self._fetched(*row) for row in some), return_exceptions=True)
-            for one in done:  # after every call has ended: their writes must not meet those of the next try
-                if isinstance(one, BaseException):
-                    raise one
-            copies = [copy for copy in done if isinstance(copy, Copy)]
+            copies = await self._all_fetched([row for row in some if row[2] or row[0] not in owed])
             # Streams that changed together share a number; it is passed when the last of them is here.
             last = at + _FETCHED_AT_ONCE >= len(rows)
             await self._keep(copies, touched if last else some[-1][1] - 1)
@@ -143,6 +141,13 @@ class Follower:
         for stream in owed:
             await self._keep([await self._fetched(stream, self._touched + 1, False)], self._touched)
         self._owed = await self._reader.run(self._reader.owes)
+
+    async def _all_fetched(self, rows: Sequence[tuple[str, int, bool]]) -> list[Copy]:
+        done = await asyncio.gather(*(self._fetched(*row) for row in rows), return_exceptions=True)
+        for one in done:  # after every call has ended: their writes must not meet those of the next try
+            if isinstance(one, BaseException):
+                raise one
+        return [copy for copy in done if isinstance(copy, Copy)]
 
     async def _keep(self, copies: Sequence[Copy], touched: int) -> None:
         def write(ledger: Ledger) -> None:
@@ -165,8 +170,8 @@ class Follower:
         except NotFoundError:
             return Copy(stream, touched, gone=True)
         except EvermarkError as error:
-            if action_for(error) is Action.RETRY:
-                raise
+            if action_for(error) is Action.RETRY:  # a node that answers nothing else either is away, and this is raised
+                await self._ask("/v1/streams", {"touched_after": self._touched, "limit": 1})
             self._log.error("a stream cannot be copied", stream=stream, error=error)
             return Copy(stream, touched, error=error)
 
@@ -227,18 +232,23 @@ class Follower:
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             said = f"the node at {self._url} does not answer: {type(error).__name__}"
             raise UnreachableError(said, hint="start it, or correct --follow") from error
-        try:
-            answer = json.loads(body)
-        except ValueError as error:
-            raise UnreachableError(f"{self._url}{path} answered {status}, no JSON", hint="is it a node?") from error
-        if status != 200:
-            raise _error_of(status, answer, path)
-        return answer
+        return answer_of(self._url + path, status, body)
 
 
-def _error_of(status: int, answer: Any, path: str) -> EvermarkError:
+def answer_of(url: str, status: int, body: bytes | bytearray) -> Any:
+    """What the node said. Whatever cannot be read counts as no answer: a proxy may have said it."""
+    try:
+        answer = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise UnreachableError(f"{url} answered {status}, no JSON", hint="is it a node?") from error
+    if status != 200:
+        raise _error_of(status, answer, url)
+    return answer
+
+
+def _error_of(status: int, answer: Any, url: str) -> EvermarkError:
     code = answer.get("code") if isinstance(answer, dict) else None
-    said = f"{path} was answered with {status} {code or 'without a code'}"
+    said = f"{url} was answered with {status} {code or 'without a code'}"
     if code == Code.STREAM_NOT_FOUND:
         return NotFoundError(said)
     if code == Code.UNAUTHORIZED:

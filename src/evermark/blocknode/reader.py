@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import queue
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -158,6 +158,9 @@ class Answers:
 
     def owed(self, db: sqlite3.Connection, limit: int) -> list[str]:
         return [stream for (stream,) in db.execute("select stream from owed limit ?", [limit])]
+
+    def owed_of(self, db: sqlite3.Connection, streams: Sequence[str]) -> set[str]:
+        return {stream for stream in streams if db.execute("select 1 from owed where stream = ?", [stream]).fetchone()}
 
     def _stream(self, db: sqlite3.Connection, stream: str) -> tuple[Any, ...]:
         asked = """select sid, kind, next_number, last_hash, snapshot_number, pool_count, deleted
