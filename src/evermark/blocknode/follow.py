@@ -176,7 +176,10 @@ class Follower:
             return Copy(stream, touched, error=error)
 
     async def _fetch(self, stream: str, touched: int) -> Copy:
-        """The blocks after our copy, verified to follow it. All but the last part are written on the way."""
+        """The blocks after our copy, verified to follow it. All but the last part are written on the way.
+
+        An answer that says there is more, and brings nothing, would be asked for again for ever.
+        """
         mine = await self._writer.run(lambda ledger: ledger.cookie(stream))
         while True:
             asked: dict[str, Any] = {} if mine is None else mine.wire()
@@ -186,7 +189,7 @@ class Follower:
                 self._log.warning("the stream was recreated: copied anew", stream=stream)
                 await self._writer.run(lambda ledger: ledger.delete(stream, UNLISTED))
                 mine = None
-            at = mine or START
+            begun = at = mine or START
             if reset:
                 at = await self._close_gap(stream, at, blocks[0].number)
                 blocks = _after(blocks, at, stream)
@@ -195,6 +198,9 @@ class Follower:
                 verify_event(stream, event)
             if not more:
                 return Copy(stream, touched, blocks, pool)
+            if mine is None or mine.minipool_gen <= begun.minipool_gen:
+                said = f"stream {stream}: there is more after block {begun.minipool_gen}, and nothing of it came"
+                raise FormatError(said, hint="look at the node that is followed")
             await self._part(stream, blocks)
 
     async def _close_gap(self, stream: str, at: Cookie, end: int) -> Cookie:

@@ -161,6 +161,26 @@ def test_a_node_that_answers_nothing_owes_no_stream(tmp_path: Path) -> None:
     following(tmp_path, scene)
 
 
+@pytest.mark.parametrize("reset", [False, True], ids=["continued", "reset"])
+def test_a_node_that_says_more_and_brings_nothing_is_not_asked_for_ever(tmp_path: Path, reset: bool) -> None:
+    """GIVEN a node that says `more` for ever WHEN it is followed THEN that stream is owed, the others are copied."""
+
+    async def scene(follower: Told, leader: Leader) -> None:
+        blocks = [block.wire() for block in chain("bad", 2)]
+        cookie = chain("bad", 2)[-1].cookie.wire()
+        whole = {"reset": True, "blocks": blocks, "minipool": [], "cookie": cookie, "more": True}
+        again = whole if reset else whole | {"reset": False, "blocks": []}
+        answers = iter([whole])
+        leader.said["bad"] = lambda: next(answers, again)
+        leader.grow("bad", 2)
+        leader.grow("good")
+        await asyncio.wait_for(follower._round(), 10)
+        assert leader.asked.count("/v1/streams/bad") == 2
+        assert ("good" in await follower.has(), await follower.owes()) == (True, ["bad"])
+
+    following(tmp_path, scene)
+
+
 @pytest.mark.parametrize("body", [b"<html>", b"[" * 200_000], ids=["html", "deep"])
 def test_an_answer_that_is_no_json_is_like_none(body: bytes) -> None:
     """GIVEN an answer that cannot be read WHEN it is read THEN the node counts as one that does not answer."""
