@@ -49,8 +49,9 @@ from evermark.sources.blocks.chain import (
 _ANSWER_BYTES_MAX = 64 * MIB
 _LISTED_AT_ONCE = 256
 _FETCHED_AT_ONCE = 16
-_OWED_AT_ONCE = 100
 _OWED_EVERY_S = 5.0
+_OWED_FOR_S = 5.0  # then the other streams have their turn
+_OWED_SHARE = 0.2  # of the time, where owed streams are slow to answer
 _POLL_S = 10
 _CONNECT_S, _READ_S = 5.0, 30.0
 _BACKOFF_S_MAX = 5.0
@@ -79,7 +80,8 @@ class Follower:
         self._touched = 0
         self._level = False
         self._reachable = False
-        self._owed_at = 0.0
+        self._owed_at = 0.0  # when owed streams are tried again
+        self._tried = ""  # the last of them that was tried, by name; empty: all were
         self._owed = 0
 
     def progress(self) -> dict[str, Any]:
@@ -131,15 +133,25 @@ class Follower:
             last = at + _FETCHED_AT_ONCE >= len(rows)
             await self._keep(copies, touched if last else some[-1][1] - 1)
         self._level = not rows
-        if time.monotonic() - self._owed_at > _OWED_EVERY_S:
-            self._owed_at = time.monotonic()
+        if time.monotonic() >= self._owed_at:
             await self._pay()
 
     async def _pay(self) -> None:
-        """Readers of the listing were told of later changes before: what is copied now comes after them."""
-        owed = await self._reader.run(lambda db: self._reader.owed(db, _OWED_AT_ONCE))
-        for stream in owed:
-            await self._keep([await self._fetched(stream, self._touched + 1, False)], self._touched)
+        """Try owed streams again: by name, after the last that was tried, as many as there is time for.
+
+        Readers of the listing were told of later changes before: what is copied now comes after them.
+        """
+        begun = time.monotonic()
+        while True:
+            names = await self._reader.run(lambda db: self._reader.owed(db, self._tried, _FETCHED_AT_ONCE))
+            if names:
+                copies = await self._all_fetched([(stream, self._touched + 1, False) for stream in names])
+                await self._keep(copies, self._touched)
+            self._tried = names[-1] if len(names) == _FETCHED_AT_ONCE else ""
+            took_s = time.monotonic() - begun
+            if not self._tried or took_s >= _OWED_FOR_S:
+                break
+        self._owed_at = time.monotonic() + max(_OWED_EVERY_S, took_s / _OWED_SHARE)
         self._owed = await self._reader.run(self._reader.owes)
 
     async def _all_fetched(self, rows: Sequence[tuple[str, int, bool]]) -> list[Copy]:

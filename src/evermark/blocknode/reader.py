@@ -156,8 +156,9 @@ class Answers:
             return 0
         return int(db.execute("select count(*) from owed").fetchone()[0])
 
-    def owed(self, db: sqlite3.Connection, limit: int) -> list[str]:
-        return [stream for (stream,) in db.execute("select stream from owed limit ?", [limit])]
+    def owed(self, db: sqlite3.Connection, after: str, limit: int) -> list[str]:
+        asked = "select stream from owed where stream > ? order by stream limit ?"
+        return [stream for (stream,) in db.execute(asked, [after, limit])]
 
     def owed_of(self, db: sqlite3.Connection, streams: Sequence[str]) -> set[str]:
         return {stream for stream in streams if db.execute("select 1 from owed where stream = ?", [stream]).fetchone()}

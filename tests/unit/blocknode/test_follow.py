@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from evermark.blocknode import follow as follow_module
 from evermark.blocknode.database import Database
 from evermark.blocknode.follow import Follower, answer_of
 from evermark.blocknode.ledger import Clocks, Ledger
@@ -75,7 +76,7 @@ class Told(Follower):
         return {row["stream"]: row["minipool_gen"] for row in rows}
 
     async def owes(self) -> list[str]:
-        return await self._reader.run(lambda db: self._reader.owed(db, 1000))
+        return await self._reader.run(lambda db: self._reader.owed(db, "", 1000))
 
 
 def following(tmp_path: Path, scene: Callable[[Told, Leader], Awaitable[None]]) -> None:
@@ -177,6 +178,30 @@ def test_a_node_that_says_more_and_brings_nothing_is_not_asked_for_ever(tmp_path
         await asyncio.wait_for(follower._round(), 10)
         assert leader.asked.count("/v1/streams/bad") == 2
         assert ("good" in await follower.has(), await follower.owes()) == (True, ["bad"])
+
+    following(tmp_path, scene)
+
+
+def test_owed_streams_are_tried_in_turns_however_many_never_heal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GIVEN a hundred streams that never heal, and one that did WHEN some are tried at once THEN it is tried."""
+    monkeypatch.setattr(follow_module, "_OWED_FOR_S", 0.0)
+
+    async def scene(follower: Told, leader: Leader) -> None:
+        names = [*(f"a{number:02}" for number in range(100)), "healed"]
+        for stream in names:
+            leader.said[stream] = dict
+            leader.grow(stream)
+        await follower._round()
+        assert await follower.owes() == names
+        del leader.said["healed"]
+        for _ in range(7):
+            await follower._pay()
+        assert (await follower.has(), await follower.owes()) == ({"healed": 1}, names[:-1])
+        before = leader.asked.count("/v1/streams/a00")
+        await follower._pay()
+        assert leader.asked.count("/v1/streams/a00") == before + 1, "then they begin anew"
 
     following(tmp_path, scene)
 
