@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from evermark.errors import ConfigError
 
@@ -55,5 +56,16 @@ class NodeSettings:
             raise ConfigError(
                 "blocknode: the token is too short", hint=f"take {TOKEN_CHARS_MIN} random characters at least"
             )
-        if self.follow is not None and not self.follow.startswith(("http://", "https://")):
-            raise ConfigError("blocknode: --follow is no http url", hint="for example http://127.0.0.1:8330")
+        if self.follow is not None and not _is_address(self.follow):
+            hint = "for example http://127.0.0.1:8330; a token goes under --follow-token"
+            raise ConfigError("blocknode: --follow is not the address of a node", hint=hint)
+
+
+def _is_address(url: str) -> bool:
+    """Of a node, and nothing more: everybody who asks this one is told whom it follows, and nobody its secrets."""
+    try:
+        parts = urlsplit(url)
+        named = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
+    return named and "@" not in parts.netloc and not (parts.query or parts.fragment)

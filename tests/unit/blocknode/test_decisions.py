@@ -122,6 +122,11 @@ def test_settings_that_cannot_be_are_refused() -> None:
         {"event_bytes": 10**9},
         {"token": "short"},
         {"follow": "ftp://x"},
+        {"follow": "http://"},
+        {"follow": "http://ann:short@x:8330"},
+        {"follow": "https://:short@x"},
+        {"follow": "http://x/?token=short"},
+        {"follow": "http://x:port"},
     ):
         with pytest.raises(ConfigError) as caught:
             NodeSettings(where, **wrong)
