@@ -218,8 +218,8 @@ class Routes:
         return response
 
     async def _change_sync(self, request: web.Request) -> web.Response:
-        sync = self._hub.find(request.match_info["sync"])
         asked = parsed(SyncChangeAsked, await request.read())
+        sync = self._hub.find(request.match_info["sync"])  # after the body came: it may have ended meanwhile
         self._hub.remove(sync, asked.remove)
         self._hub.add(sync, _cookies(asked.add))
         return _json(text_of({"streams": len(sync.positions)}))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -95,6 +96,19 @@ def test_streams_join_and_leave_a_running_sync(node: Node, client: Client) -> No
     assert sync.seen("first") == []
     assert client.refused("POST", "/v1/sync/unheard-of", change) == "sync_not_found"
     sync.close()
+
+
+def test_a_sync_that_ended_takes_no_streams_that_were_on_their_way(node: Node, client: Client) -> None:
+    """GIVEN a change whose body is on its way WHEN the sync ends meanwhile THEN it is told, and nothing is kept."""
+    sync = Sync(node.port, {})
+    body = json.dumps({"add": {"late": None}}).encode()
+    head = f"POST /v1/sync/{sync.id} HTTP/1.1\r\nHost: node\r\nContent-Length: {len(body)}\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", node.port), timeout=20) as change:
+        change.sendall(head.encode() + body[:5])
+        sync.close()
+        until(lambda: client.call("POST", f"/v1/sync/{sync.id}", {})[0] == 404, "the sync has ended")
+        change.sendall(body[5:])
+        assert change.recv(12) == b"HTTP/1.1 404"
 
 
 def test_a_sync_tells_of_streams_that_are_gone_and_of_recreated_ones(node: Node, client: Client) -> None:
