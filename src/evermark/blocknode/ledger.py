@@ -81,7 +81,7 @@ pool_count, pool_bytes, pool_since_us, members, touched from streams where strea
 _FLUSH = """update streams set next_number = ?, last_hash = ?, last_at_us = ?, snapshot_number = ?, snapshot_bytes = ?,
 pool_count = ?, pool_bytes = ?, pool_since_us = ?, members = ?, touched = ? where sid = ?"""
 _CREATE = """insert into streams (stream, kind, creator, incarnation, asked, next_number, last_hash, last_at_us,
-snapshot_number, snapshot_bytes, members, touched) values (?, ?, ?, ?, ?, 1, ?, ?, 0, ?, ?, ?)"""
+snapshot_number, snapshot_bytes, members, touched) values (?, ?, ?, ?, ?, 1, ?, ?, 0, 0, ?, ?)"""
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ class Ledger:
         body = text_of(block.wire())
         self._db.execute("delete from streams where stream = ? and deleted", [block.stream])
         about = (block.stream, str(snapshot.kind), snapshot.creator, snapshot.incarnation, _asked(snapshot))
-        chain = (block.hash, block.at_us, len(body), len(snapshot.members))
+        chain = (block.hash, block.at_us, len(snapshot.members))
         self._db.execute(_CREATE, (*about, *chain, self._touch(touched)))
         head = self._head(block.stream)
         self._db.execute("insert into blocks values (?, ?, 1, ?)", (head.place(0), block.hash, body))
@@ -361,7 +361,8 @@ class Ledger:
         self._db.execute("insert into blocks values (?, ?, ?, ?)", row)
         if has_snapshot:
             head.snapshot_number, head.snapshot_bytes = head.next_number, 0
-        head.snapshot_bytes += len(body)
+        else:  # a large snapshot does not make the next one due
+            head.snapshot_bytes += len(body)
         head.next_number, head.last_hash, head.last_at_us = head.next_number + 1, made, at_us
 
     def _clear_pool(self, head: Head) -> None:

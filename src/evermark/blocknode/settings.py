@@ -31,7 +31,7 @@ class NodeSettings:
     seal_bytes: int = MIB
     seal_after_s: float = 2.0
     snapshot_every: int = 10  # blocks
-    snapshot_bytes: int = 4 * MIB  # of blocks since the last one, at the latest: it bounds what `get stream` answers
+    snapshot_bytes: int = 4 * MIB  # of blocks since the last one, at the latest: it bounds what follows a snapshot
     page_blocks: int = 500
     page_bytes: int = 4 * MIB
     resume_blocks: int = 500  # a cookie further behind than this is answered with a reset

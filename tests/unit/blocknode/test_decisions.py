@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import sqlite3
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 
@@ -350,3 +351,24 @@ def test_a_copy_in_parts_keeps_its_place_in_the_listing_until_its_last_part() ->
     world.ledger.copy("old", old[2:], (), 9)
     world.ledger.copy("new", new[1:], (), 8)
     assert listed() == [("new", 8), ("old", 9)]
+
+
+def test_a_large_snapshot_makes_no_other_one_due() -> None:
+    """GIVEN a stream whose snapshot alone is larger than what may follow one WHEN blocks follow THEN few carry one."""
+    world = World()
+    settings = replace(SETTINGS, seal_events=1, snapshot_every=5, snapshot_bytes=2000)
+    world.ledger = Ledger(world.db, settings, world.clocks)
+    members = [f"{number:0100}" for number in range(50)]
+    world.ledger.create("s", CreateAsked(kind=StreamKind.CHANNEL, creator="a", members=members), "i")
+    world.accepted["s"] = []
+    for _ in range(11):
+        world.add("s", world.event("s", "message", ""))
+    world.commit()
+    assert [block.number for block in world.blocks("s") if block.snapshot] == [0, 5, 10]
+    large = [
+        event_of("s", EventAsked(kind="message", creator="a", at_us=1, nonce=f"l{number}", payload="x" * 2000), 10**5)
+        for number in range(3)
+    ]
+    world.add("s", *large)
+    world.commit()
+    assert [block.number for block in world.blocks("s") if block.snapshot] == [0, 5, 10, 13]
