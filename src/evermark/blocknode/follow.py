@@ -53,6 +53,7 @@ _OWED_EVERY_S = 5.0
 _OWED_FOR_S = 5.0  # then the other streams have their turn
 _OWED_SHARE = 0.2  # of the time, where owed streams are slow to answer
 _POLL_S = 10
+_TOUCHED_MAX = 2**63 - 1024  # what the file holds, and some left for numbers of our own
 _CONNECT_S, _READ_S = 5.0, 30.0
 _BACKOFF_S_MAX = 5.0
 
@@ -110,19 +111,14 @@ class Follower:
 
     async def _round(self) -> None:
         asked = {"touched_after": self._touched, "limit": _LISTED_AT_ONCE, "wait_s": _POLL_S if self._level else 0}
-        listed = await self._ask("/v1/streams", asked)
-        try:
-            node, touched = str(listed["node"]), int(listed["touched"])
-            rows = [(str(row["stream"]), int(row["touched"]), bool(row["deleted"])) for row in listed["streams"]]
-        except (KeyError, TypeError, ValueError) as error:
-            said = "the listing of the node is not in the format"
-            raise FormatError(said, hint="follow a node of this kind") from error
+        node, rows, touched = _listing(await self._ask("/v1/streams", asked))
         if node != self._node:
             if self._node:
                 self._log.warning("another node answers there: everything is compared anew", was=self._node, now=node)
             self._node, self._touched = node, 0
             await self._writer.run(lambda ledger: ledger.note("followed", f"{node} 0"))
             return
+        _check_order(self._touched, rows, touched)
         self._reachable = True
         names = [stream for stream, _, _ in rows]
         owed = await self._reader.run(lambda db: self._reader.owed_of(db, names))
@@ -274,6 +270,25 @@ def _error_of(status: int, answer: Any, url: str) -> EvermarkError:
     if code in {Code.RANGE_IMPOSSIBLE, Code.RANGE_EMPTY}:
         return GapError(said, hint="the node has less than was copied from it: was it restored from a backup?")
     return BusyError(said, hint="it is tried again")
+
+
+def _listing(answer: Any) -> tuple[str, list[tuple[str, int, bool]], int]:
+    """The node; the streams that changed, each with its number and whether it is deleted; how far the listing goes."""
+    try:
+        rows = [(str(row["stream"]), int(row["touched"]), bool(row["deleted"])) for row in answer["streams"]]
+        return str(answer["node"]), rows, int(answer["touched"])
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        said = "the listing of the node is not in the format"
+        raise FormatError(said, hint="follow a node of this kind") from error
+
+
+def _check_order(asked: int, rows: Sequence[tuple[str, int, bool]], touched: int) -> None:
+    """A number that goes back, or does not go on, would have the same streams copied for ever, or others never."""
+    numbers = [number for _, number, _ in rows]
+    in_order = numbers == sorted(numbers) and (not numbers or asked < numbers[0])
+    if not in_order or not max([asked, *numbers]) <= touched <= _TOUCHED_MAX:
+        said = f"the listing of the node after {asked} is not in the order of its changes"
+        raise FormatError(said, hint="look at the node that is followed")
 
 
 def _parsed(answer: Any, stream: str) -> tuple[list[Block], list[BlockEvent], bool, bool]:

@@ -17,7 +17,7 @@ from evermark.blocknode.ledger import Clocks, Ledger
 from evermark.blocknode.reader import Reader
 from evermark.blocknode.settings import NodeSettings
 from evermark.blocknode.writer import Writer
-from evermark.errors import BusyError, EvermarkError, NotFoundError, UnreachableError
+from evermark.errors import BusyError, EvermarkError, FormatError, NotFoundError, UnreachableError
 from evermark.sources.blocks.chain import START, Block, Snapshot, StreamKind, make_block
 
 FIRST = Snapshot(StreamKind.CHANNEL, "a", "i", (), {})
@@ -178,6 +178,28 @@ def test_a_node_that_says_more_and_brings_nothing_is_not_asked_for_ever(tmp_path
         await asyncio.wait_for(follower._round(), 10)
         assert leader.asked.count("/v1/streams/bad") == 2
         assert ("good" in await follower.has(), await follower.owes()) == (True, ["bad"])
+
+    following(tmp_path, scene)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "touched"),
+    [([10], 10), ([5], 30), ([30, 20], 30), ([20], 15), ([], 5), ([20], 2**63), ([20], float("inf"))],
+    ids=["repeated", "before", "unordered", "less", "back", "beyond", "infinite"],
+)
+def test_a_listing_that_is_out_of_order_is_refused(tmp_path: Path, numbers: list[int], touched: float) -> None:
+    """GIVEN a listing read up to 10 WHEN the next does not go on from there THEN nothing of it is taken."""
+
+    async def scene(follower: Told, leader: Leader) -> None:
+        leader.grow("known")
+        await follower._round()
+        rows = [{"stream": "next", "touched": number, "deleted": False} for number in numbers]
+        leader.listed = lambda: {"node": "n", "streams": rows, "touched": touched}
+        leader.said["next"] = lambda: {"reset": True}
+        with pytest.raises(FormatError):
+            await follower._round()
+        assert (await follower.has(), await follower.owes()) == ({"known": 1}, [])
+        assert follower.progress()["touched"] == 10
 
     following(tmp_path, scene)
 
