@@ -131,7 +131,7 @@ class Writer:
                 self._db.execute("rollback")
             refusal = self._failed(error)
             self._settle([(done, None, refusal) for _, done in asked], [])
-            if isinstance(error, sqlite3.Error) and refusal.code is not Code.DISK_FULL:
+            if isinstance(error, sqlite3.Error) and refusal.code not in {Code.DISK_FULL, Code.BUSY}:
                 raise
             self._ledger.forget()
             return
@@ -165,6 +165,9 @@ class Writer:
             self.full = True
             hint = "free some space; then it goes on by itself"
             return Refused(Code.DISK_FULL, "no space left for the node's data", hint)
+        if isinstance(error, sqlite3.Error) and _code(error) == sqlite3.SQLITE_BUSY:
+            self._log.error("another program holds the node's file: writes wait for it", error=error)
+            return busy("another program holds the node's file")
         self._log.error("a transaction failed", error=error)
         return Refused(Code.FAILED, "this write failed, and left nothing behind", "the log says why")
 

@@ -55,13 +55,14 @@ def full() -> sqlite3.OperationalError:
 def with_writer(
     scene: Callable[[Writer, sqlite3.Connection], Awaitable[None]],
     factory: type[sqlite3.Connection] = sqlite3.Connection,
+    path: Path | str = ":memory:",
 ) -> tuple[list[str], list[BaseException]]:
-    """Run a scene with a writer over a database in memory; which streams changed, and what broke the writer."""
+    """Run a scene with a writer over a new database; which streams changed, and what broke the writer."""
     changed: list[str] = []
     broken: list[BaseException] = []
 
     async def run() -> None:
-        db = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False, factory=factory)
+        db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, factory=factory)
         db.executescript(files("evermark.blocknode").joinpath("schema.sql").read_text())
         writer = Writer(db, Ledger(db, SETTINGS, Clocks()), changed=changed.extend, broken=broken.append)
         await scene(writer, db)
@@ -188,6 +189,29 @@ def test_a_write_that_fails_midway_is_undone_with_its_transaction() -> None:
 
     changed, broken = with_writer(scene)
     assert changed == ["half"]
+    assert not broken
+
+
+def test_a_file_that_another_program_holds_is_waited_for(tmp_path: Path) -> None:
+    """GIVEN another program that holds the file WHEN events are added THEN they are refused, until it lets go."""
+    path = tmp_path / "held.db"
+
+    async def scene(writer: Writer, db: sqlite3.Connection) -> None:
+        await asyncio.to_thread(db.execute, "pragma busy_timeout = 10")
+        await writer.run(lambda ledger: ledger.create("s", asked(), "i"))
+        other = sqlite3.connect(path, isolation_level=None)
+        other.execute("begin immediate")
+        with pytest.raises(Refused) as caught:
+            await writer.run(lambda ledger: ledger.add("s", [event("s", 1)]))
+        assert caught.value.code is Code.BUSY
+        other.execute("rollback")
+        other.close()
+        added = await writer.run(lambda ledger: ledger.add("s", [event("s", 1)]))
+        assert not added[0].duplicate
+        assert count(db, "seen") == 1
+
+    changed, broken = with_writer(scene, path=path)
+    assert changed == ["s", "s"]
     assert not broken
 
 
