@@ -34,6 +34,8 @@ SecretOption = Annotated[
     str | None,
     typer.Option("--secret", envvar="EVERMARK_SIGNING_SECRET", help="The signing secret, whsec_…", show_default=False),
 ]
+# A variable that a subscription was added with may still be set, and would be taken for the secret to change to.
+NextSecretOption = Annotated[str | None, typer.Option("--secret", help="The next secret, whsec_…", show_default=False)]
 NewSecretOption = Annotated[bool, typer.Option("--new-secret", help="Make a secret, and print it this once.")]
 
 
@@ -83,7 +85,7 @@ def set_subscription(
 @app.command()
 def rotate(
     name: Name,
-    secret: SecretOption = None,
+    secret: NextSecretOption = None,
     overlap: Annotated[
         str | None,
         typer.Option(metavar="DURATION", help="How long the former secrets stay good: 24h. Without it: until --end."),

@@ -20,13 +20,13 @@ from evermark import durations
 from evermark.config.subscription_requests import asked, asked_changes
 from evermark.config.subscriptions import SubscriptionConfig, signing_secret
 from evermark.delivery.decide.answers import Verdict
-from evermark.delivery.decide.registration import secret_ends, start_vector
+from evermark.delivery.decide.registration import require_ours, secret_ends, start_vector
 from evermark.delivery.model import MadeBy, SourcePartition, SubscriptionSpec, SubscriptionState
 from evermark.delivery.ports import DeliveryStore
 from evermark.delivery.status import Account, account, accounts
 from evermark.delivery.webhook.base import Sink, Try
-from evermark.delivery.webhook.signing import new_secret
-from evermark.errors import ConfigError
+from evermark.delivery.webhook.signing import key_of, new_secret
+from evermark.errors import ConfigError, ConflictError, EvermarkError
 from evermark.log.read import FileRange
 from evermark.observe.logging import without_secrets
 from evermark.predicate import match_sql, vet
@@ -234,6 +234,8 @@ class SubscriptionService:
                 raise refused(where, [Problem(("end",), "stands alone: it ends the overlap of the last rotation")])
             self.as_deliverer(lambda epoch: self.store.retire(name, epoch))
             return SubscriptionMade.of(self.account(name))
+        if given.secret is not None:
+            self._require_another(name, given.secret)
         made = new_secret() if given.secret is None else None
         sealed = self.box.seal(given.secret.reveal() if given.secret is not None else str(made))
         now = self.clock()
@@ -261,6 +263,21 @@ class SubscriptionService:
             reason=answer.reason,
             took_ms=round((time.perf_counter() - begun) * 1000, 1),
         )
+
+    def _require_another(self, name: str, secret: Secret) -> None:
+        """A person who rotates means to be rid of a secret: one that signs already must not pass for a new one."""
+        spec, wanted = self.store.subscription(name).spec, key_of(secret.reveal())
+        require_ours(spec, "rotated")
+        for sealed in spec.secrets:
+            try:
+                known = key_of(self.box.open(sealed))
+            except EvermarkError:  # it cannot sign, and a rotation is how that is mended
+                continue
+            if known == wanted:
+                raise ConflictError(
+                    f"subscription {name[:80]!r} is signed with this secret already",
+                    hint="give another, or none: then a new one is made",
+                )
 
     def account(self, name: str) -> Account:
         return account(self.store, name, self.heads(), self.files)

@@ -156,6 +156,19 @@ def test_rotation_overlaps_until_a_time_or_until_it_is_ended(file: Path, deploym
     assert "overlap" in refused(file, "rotate", "mail", "--overlap", "soon")
 
 
+def test_the_variable_of_add_is_not_what_rotate_changes_to(
+    file: Path, deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GIVEN one added with the secret in the variable WHEN rotated THEN to a new one; its own is refused."""
+    monkeypatch.setenv("EVERMARK_SIGNING_SECRET", SECRET)
+    good(file, "add", "mail", "--url", "https://mail.example/")
+    second = good(file, "rotate", "mail").stdout.strip()
+    opened = [deployment.box.open(sealed) for sealed in deployment.delivery.subscription("mail").spec.secrets]
+    assert opened == [second, SECRET] and second != SECRET
+    for known in opened:
+        assert "signed with this secret already" in refused(file, "rotate", "mail", "--secret", known)
+
+
 def test_what_the_file_made_is_edited_in_the_file(file: Path, deployment: Deployment) -> None:
     """GIVEN one of the file WHEN changed, rotated, removed or made again THEN refused, saying where to edit it."""
     lease = deployment.leases.acquire(DELIVER_LEASE, deployment.holder, 60.0)

@@ -86,6 +86,7 @@ class Fired:
 
 class Scene:
     def __init__(self, folder: Path, server: Server) -> None:
+        self.folder = folder
         key = folder / "key"
         key.write_text("a key that nobody will ever guess")
         self.box = SecretBox(KeyRef("file", str(key)))

@@ -17,6 +17,7 @@ from evermark.delivery.decide.answers import Verdict
 from evermark.delivery.model import Cursor, Fate, GroupWork, Outcome, SubscriptionState
 from evermark.delivery.webhook.base import Answer
 from evermark.errors import BusyError, EvermarkError, Kind, UnreachableError
+from evermark.secrets import KeyRef, SecretBox
 from evermark.server.api import BODY_BYTES_MAX, STATUSES, WAITING_MAX
 from evermark.testing.contracts.scene import P0, P1, T0, done, event
 from evermark.testing.until import until
@@ -135,6 +136,31 @@ def test_rotation_overlaps_until_it_is_ended(api: Scene) -> None:
     for wrong in ({"end": True, "overlap": "1h"}, {"secret": "short"}, {"overlap": 5}, {"overlaps": "1h"}):
         refused = api.post("/v1/subscriptions/billing/rotate", wrong)
         assert refused.status == 422 and "short" not in refused.text, refused.text
+
+
+def test_a_rotation_to_a_secret_that_signs_already_is_refused(api: Scene) -> None:
+    """GIVEN one that is rotated WHEN rotated to its new or former secret THEN 409, untold, until that one has ended."""
+    other = "whsec_" + "B" * 43 + "="
+    api.post("/v1/subscriptions", {**WANTED, "secret": SECRET})
+    assert api.post("/v1/subscriptions/billing/rotate", {"secret": other}).status == 200
+    before = api.store.subscription("billing").spec
+    for known in (other, SECRET):
+        refused = api.post("/v1/subscriptions/billing/rotate", {"secret": known})
+        assert (refused.status, refused.error["kind"]) == (409, "conflict") and known not in refused.text
+    assert api.store.subscription("billing").spec == before
+    api.post("/v1/subscriptions/billing/rotate", {"end": True})
+    assert api.post("/v1/subscriptions/billing/rotate", {"secret": SECRET}).status == 200
+
+
+def test_a_rotation_replaces_a_secret_that_does_not_open(api: Scene) -> None:
+    """GIVEN a secret that was sealed with a key that is gone WHEN rotated to one that is given THEN that one signs."""
+    api.post("/v1/subscriptions", {**WANTED, "secret": SECRET})
+    (api.folder / "other").write_text("another key that nobody will guess")
+    lost = SecretBox(KeyRef("file", str(api.folder / "other"))).seal(SECRET)
+    api.store.rotate("billing", lost, None, T0, api.epoch)
+    api.store.retire("billing", api.epoch)
+    told = api.post("/v1/subscriptions/billing/rotate", {"secret": SECRET})
+    assert (told.status, len(told.json["secrets"])) == (200, 2)
 
 
 def test_a_test_fire_is_told_and_changes_nothing(api: Scene) -> None:
