@@ -13,10 +13,10 @@ import typer
 
 from evermark.checkpoints.backup import read_backup, to_text, write_backup
 from evermark.checkpoints.base import Checkpoint
-from evermark.cli.console import confirm, noun, say, show
+from evermark.cli.console import confirm, noun, say, show, warn
 from evermark.cli.deployment import as_deliverer, held_sources, known_source, opened
 from evermark.cli.options import DEFAULT_CONFIG, ConfigOption, JsonOption, YesOption
-from evermark.errors import ConfigError, ConflictError, NotFoundError
+from evermark.errors import ConfigError, ConflictError, FormatError, NotFoundError
 from evermark.ingest.repair.base import Choice
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ def reset(
         _require_durable(deployment)
         known_source(deployment.sources, source)
         choice = _CHOICES.get(begin)
-        known = {*deployment.checkpoints.list(source), *deployment.heads.load(source)}
+        known = _partitions(deployment, source)
         chosen = sorted(known if partition is None else known & {partition})
         if not chosen:
             where = source if partition is None else f"{source}/{partition}"
@@ -139,6 +139,16 @@ def reset(
             for each in chosen:
                 _forget(deployment, source, each, leases[source].epoch, anew=begin is From.OLDEST)
                 _begin_elsewhere(deployment, source, each, leases[source].epoch, begin)
+
+
+def _partitions(deployment: Deployment, source: str) -> set[int]:
+    """All that may have a checkpoint. One that cannot be read is forgotten like the others: its error says so."""
+    begun = set(deployment.heads.load(source))
+    try:
+        return begun | set(deployment.checkpoints.list(source))
+    except FormatError as error:
+        warn(error.message)
+        return begun | set(deployment.sources[source].partitions())
 
 
 def _not_behind(checkpoint: Checkpoint, head: Head | None) -> Checkpoint:

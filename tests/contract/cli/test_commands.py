@@ -418,6 +418,27 @@ def test_reset_leaves_head_and_cursors_of_a_whole_log_alone(
     assert deployment.heads.load("shop")[0].batch == 1 and deployment.delivery.group().cursors == {PLACE: Cursor(1)}
 
 
+@pytest.mark.parametrize("backend", ["etcd", "mongo"])
+def test_reset_forgets_a_checkpoint_that_cannot_be_read(
+    backend: str, file: Path, request: pytest.FixtureRequest
+) -> None:
+    """GIVEN a checkpoint that something else wrote WHEN a person does what the error says THEN it is gone and named."""
+    file = kept_in(file, backend, request)
+    deployment: Deployment = request.getfixturevalue("deployment")
+    if backend == "etcd":
+        key = f"{deployment.config.reliability.checkpoint.etcd.prefix}shop/partition-0"
+        deployment.checkpoints.save("shop", 0, Checkpoint("000001", 0, 1))  # claims the prefix
+        request.getfixturevalue("etcd").control("put", key, "not json")
+    else:
+        with request.getfixturevalue("mongo_server").client() as client:
+            rows = client[request.getfixturevalue("mongo_database")]["checkpoints"]
+            rows.insert_one({"_id": "shop/partition-0", "token": "000001", "batch": "none"})
+    assert "`evermark checkpoint reset` forgets it" in refused("checkpoint", "list", "-c", file)
+    heard = said("checkpoint", "reset", "shop", "-c", file)
+    assert "warning: " in heard and "shop/partition-0" in heard and "shop/0: forgotten" in heard
+    assert told("checkpoint", "list", "-c", file) == []
+
+
 @pytest.mark.parametrize(
     ("chosen", "is_kept", "said_of_it"),
     [("log", True, "where it began"), ("resync", True, "where it began"), ("oldest", False, "as at the first start")],
