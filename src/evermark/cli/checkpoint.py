@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from evermark.checkpoints.backup import read_backup, to_text, write_backup
+from evermark.checkpoints.backup import Backup, read_backup, to_text, write_backup
 from evermark.checkpoints.base import Checkpoint
 from evermark.cli.console import confirm, noun, say, show, warn
 from evermark.cli.deployment import as_deliverer, held_sources, known_source, opened
@@ -80,6 +80,7 @@ def restore(file: FileArgument, config: ConfigOption = DEFAULT_CONFIG) -> None:
                 hint="name the file of this deployment",
             )
         names = {known_source(deployment.sources, source) for source, _ in kept.checkpoints}
+        _require_partitions(deployment, kept, file.name)
         with held_sources(deployment, names) as leases:
             for (source, partition), checkpoint in kept.checkpoints.items():
                 log_batch = _log_batch(deployment, source, partition)
@@ -129,7 +130,8 @@ def reset(
         if not chosen:
             where = source if partition is None else f"{source}/{partition}"
             raise NotFoundError(f"no checkpoint of {where}", hint="`evermark checkpoint list` shows all checkpoints")
-        for each in chosen:
+        there = set(deployment.sources[source].partitions())  # of others nothing is read any more
+        for each in sorted(there.intersection(chosen)):
             is_needed = begin is From.NOW or (choice is not None and _log_batch(deployment, source, each))
             if is_needed and deployment.sources[source].repair(each) is None:
                 raise ConfigError(f"sources.{source} cannot be compared or skipped", hint="use --from log for it")
@@ -138,7 +140,17 @@ def reset(
         with held_sources(deployment, [source]) as leases:
             for each in chosen:
                 _forget(deployment, source, each, leases[source].epoch, anew=begin is From.OLDEST)
-                _begin_elsewhere(deployment, source, each, leases[source].epoch, begin)
+                if each in there:
+                    _begin_elsewhere(deployment, source, each, leases[source].epoch, begin)
+
+
+def _require_partitions(deployment: Deployment, kept: Backup, name: str) -> None:
+    for source, partition in kept.checkpoints:
+        if partition not in deployment.sources[source].partitions():
+            raise ConfigError(
+                f"{name} has a checkpoint of {source}/{partition}, and sources.{source} has no such partition now",
+                hint="name a backup made since, or give the source as many partitions as it had",
+            )
 
 
 def _partitions(deployment: Deployment, source: str) -> set[int]:
@@ -165,7 +177,9 @@ def _forget(deployment: Deployment, source: str, partition: int, epoch: int, *, 
     stores = deployment.state, deployment.checkpoints
     forget = partial(reset_checkpoint, *stores, source, partition, log_batch, source_epoch=epoch, anew=anew)
     back = as_deliverer(deployment, lambda deliver_epoch: forget(deliver_epoch=deliver_epoch))
-    if log_batch:
+    if partition not in deployment.sources[source].partitions():
+        say(f"{where}: forgotten; the source has no such partition now")
+    elif log_batch:
         behind = f"where batch {log_batch}, the last in the log, ends, or where the source was passed since"
         say(f"{where}: forgotten; by itself reading goes on {behind}")
     elif partition in deployment.heads.load(source):

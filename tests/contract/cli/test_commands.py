@@ -366,10 +366,12 @@ def test_a_restored_checkpoint_does_not_go_back_behind_what_was_passed(
             AHEAD,
             "the log ends at 0",
         ),
+        (AHEAD.replace('"partition": 0', '"partition": 3'), "no such partition"),
     ],
 )
 def test_a_backup_that_does_not_fit_is_refused(file: Path, tmp_path: Path, text: str, words: str) -> None:
-    """GIVEN a file that is damaged, newer, of another deployment or ahead of the log WHEN restored THEN refused."""
+    """GIVEN a file that is damaged, newer, of another deployment, ahead of the log or of a partition that is not there
+    WHEN restored THEN refused."""
     kept = tmp_path / "kept.json"
     kept.write_text(text)
     assert words in refused("checkpoint", "restore", kept, "-c", file)
@@ -487,6 +489,25 @@ def test_s10_a_reset_says_where_reading_goes_on(file: Path, deployment: Deployme
     asked = deployment.recoveries.current("shop", 0)
     assert asked is not None and asked.choice is Choice.SKIP
     assert deployment.checkpoints.list("shop") == {}
+
+
+@pytest.mark.parametrize("chosen", ["now", "resync", "oldest"])
+def test_reset_only_forgets_a_partition_that_the_source_has_no_more(
+    file: Path, deployment: Deployment, chosen: str
+) -> None:
+    """GIVEN checkpoints of two slots, and a file that says one now WHEN reset THEN both are forgotten, and only for the
+    partition that is there a choice is left."""
+    said("source", "install", "--table", "orders", "-c", file)
+    lease = held_elsewhere(deployment, source_lease("shop"))
+    log_batches(deployment.log_folder("shop"), lease.epoch, 1, 2)
+    deployment.heads.move("shop", 0, Head(1, lease.epoch, "000001", 1))
+    for partition in (0, 1):
+        deployment.checkpoints.save("shop", partition, Checkpoint("000001", 0, lease.epoch))
+    deployment.leases.release(lease)
+    heard = said("checkpoint", "reset", "shop", "--from", chosen, "--yes", "-c", file)
+    assert "shop/1: forgotten; the source has no such partition now" in heard
+    assert deployment.checkpoints.list("shop") == {}
+    assert deployment.recoveries.current("shop", 0) is not None and deployment.recoveries.current("shop", 1) is None
 
 
 def test_a_store_of_checkpoints_that_is_away_is_said_and_hides_nothing_else(file: Path) -> None:
