@@ -154,7 +154,10 @@ class Api:
             case StatusError():
                 return _told(error.status, error.error)
             case EvermarkError():
-                return _told(STATUSES.get(error.kind, 500), error)
+                status = STATUSES.get(error.kind, 500)
+                if status == 500:
+                    self._log.error("a request failed", method=request.method, error=error)
+                return _told(status, error)
             case HTTPException(status_code=405):
                 allowed = ", ".join(sorted((error.headers or {}).get("Allow", "").split(", ")))
                 unknown = ConfigError(f"{request.method} is not known here", hint=f"use {allowed}")

@@ -16,7 +16,7 @@ import pytest
 from evermark.delivery.decide.answers import Verdict
 from evermark.delivery.model import Cursor, Fate, GroupWork, Outcome, SubscriptionState
 from evermark.delivery.webhook.base import Answer
-from evermark.errors import BusyError, EvermarkError, Kind, UnreachableError
+from evermark.errors import BusyError, ConflictError, EvermarkError, FormatError, Kind, UnreachableError
 from evermark.secrets import KeyRef, SecretBox
 from evermark.server.api import BODY_BYTES_MAX, STATUSES, WAITING_MAX
 from evermark.testing.contracts.scene import P0, P1, T0, done, event
@@ -341,6 +341,20 @@ def test_kinds_of_error_have_a_status_of_their_own(api: Scene) -> None:
         told = api.post("/v1/subscriptions/file/resume")
         assert told.status == STATUSES.get(kind, 500)
         assert told.error == {"kind": kind.value, "message": "what happened", "hint": "what to do"}
+
+
+def test_what_is_answered_with_500_stands_in_our_log(api: Scene, capfd: pytest.CaptureFixture[str]) -> None:
+    """GIVEN trouble of our own WHEN it comes up THEN the log says which; what the client can mend is not logged."""
+    for error, is_ours in ((FormatError("a sealed secret is damaged"), True), (ConflictError("it is taken"), False)):
+
+        def fail(error: EvermarkError = error) -> None:
+            raise error
+
+        api.before = fail
+        capfd.readouterr()
+        assert (api.post("/v1/subscriptions/file/resume").status == 500) is is_ours
+        told = capfd.readouterr()
+        assert ("a request failed" in told.out + told.err and error.message in told.out + told.err) is is_ours
 
 
 def test_a_state_that_is_busy_or_away_is_503_with_a_time_to_come_back(api: Scene) -> None:
