@@ -178,7 +178,11 @@ def _told(status: int, error: EvermarkError, headers: Mapping[str, str] | None =
 
 
 def _path(request: Request) -> dict[str, Any]:
-    """The parts of the path that name something. No delivery has an id that is not a number of at most 18 digits."""
+    """The parts of the path that name something. No delivery has an id that is not a number of at most 18 digits, and
+    nothing has a name with the character NUL, which State cannot be asked for.
+    """
+    if any("\0" in part for part in request.path_params.values()):
+        raise HTTPException(404)
     ident = request.path_params.get("id")
     if ident is None:
         return request.path_params

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from evermark.errors import EvermarkError, Kind
 from evermark.observe.logging import without_secrets
-from evermark.settings.problems import from_validation, refused
+from evermark.settings.problems import KeyPath, Problem, from_validation, refused
 
 PAGE_MAX = 1000
 
@@ -58,9 +58,21 @@ def read_as(model: type[M], values: Mapping[str, Any], where: str = "the body") 
     """These values as a model. Raises `ConfigError` that names each wrong key or value; `where` is where they stand."""
     given = dict(values)
     try:
-        return model.model_validate(given)
+        read = model.model_validate(given)
     except ValidationError as error:
         raise refused(
             where,
             from_validation(error, given, lambda _: [each.alias or name for name, each in model.model_fields.items()]),
         ) from None
+    if paths := list(_with_nul(given)):
+        raise refused(where, [Problem(path, "holds the character NUL", "remove it") for path in paths])
+    return read
+
+
+def _with_nul(given: Mapping[str, Any]) -> Iterator[KeyPath]:
+    """Texts that State cannot be asked for, nor keep. Mappings hold secrets, which are sealed and may be any text."""
+    for name, value in given.items():
+        if isinstance(value, str) and "\0" in value:
+            yield (name,)
+        elif isinstance(value, (list, tuple)):
+            yield from ((name, at) for at, each in enumerate(value) if isinstance(each, str) and "\0" in each)

@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, get_origin
 
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -266,10 +267,13 @@ class _Endpoint:
         request = Request(scope, receive)
         asked = read_as(self._query, self._given(request.query_params.multi_items()), "the query")
         last_id = request.headers.get("last-event-id") or asked.last_event_id
+        name = request.path_params.get("name")
+        if name is not None and "\0" in name:  # State cannot be asked for it
+            raise HTTPException(404)
         if request.method == "HEAD":
             await Response(headers={"content-type": "text/event-stream"})(scope, receive, send)
             return
-        client = await self._tail.client(asked, request.path_params.get("name"), last_id)
+        client = await self._tail.client(asked, name, last_id)
         watching = asyncio.create_task(_watch(receive, client))
         try:
             await send({"type": "http.response.start", "status": 200, "headers": list(_HEADERS)})

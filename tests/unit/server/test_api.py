@@ -343,6 +343,31 @@ def test_kinds_of_error_have_a_status_of_their_own(api: Scene) -> None:
         assert told.error == {"kind": kind.value, "message": "what happened", "hint": "what to do"}
 
 
+def test_the_character_nul_names_nothing(api: Scene) -> None:
+    """GIVEN NUL, which State takes in no text WHEN it stands in a path THEN 404; in a query or body THEN 422, named."""
+    for method, path in (
+        ("GET", "/v1/subscriptions/%00"),
+        ("POST", "/v1/subscriptions/file%00/resume"),
+        ("GET", "/v1/status/%00"),
+        ("GET", "/v1/replays/%00"),
+        ("POST", "/v1/replays/%00/cancel"),
+        ("GET", "/v1/bots/helper/keys/a%00"),
+    ):
+        told = api.ask(method, path)
+        assert (told.status, told.error["message"][:12]) == (404, "there is no "), path
+    window = {"since": "2020-01-01T10:00Z", "until": "2020-01-01T12:00Z"}
+    for method, path, body, named in (
+        ("GET", "/v1/deliveries?subscription=%00", None, "the query: subscription"),
+        ("GET", "/v1/bots?after=a%00", None, "the query: after"),
+        ("POST", "/v1/replays", {**window, "streams": ["a", "a\0b"]}, "the body: streams[1]"),
+        ("POST", "/v1/replays", {**window, "where": "key = 'a\0'"}, "the body: where"),
+        ("POST", "/v1/subscriptions/file/pause", {"reason": "\0"}, "the body: reason"),
+    ):
+        told = api.ask(method, path, body)
+        assert (told.status, told.error["message"]) == (422, f"{named}: holds the character NUL"), told.text
+    assert api.replays.open() == [] and api.store.subscription("file").state is SubscriptionState.LIVE
+
+
 def test_what_is_answered_with_500_stands_in_our_log(api: Scene, capfd: pytest.CaptureFixture[str]) -> None:
     """GIVEN trouble of our own WHEN it comes up THEN the log says which; what the client can mend is not logged."""
     for error, is_ours in ((FormatError("a sealed secret is damaged"), True), (ConflictError("it is taken"), False)):

@@ -54,6 +54,13 @@ def test_a_bot_that_cannot_be_is_refused_with_the_key_named(api: Scene, changes:
     assert set(api.store.subscriptions()) == {"file"}
 
 
+def test_a_key_of_a_session_may_be_any_text(api: Scene) -> None:
+    """GIVEN a key that holds NUL WHEN published THEN it is kept as it is: it is sealed."""
+    assert api.post("/v1/bots", BOT).status == 201
+    assert api.ask("PUT", "/v1/bots/helper/keys", {"keys": {"s1": "k\0"}}).status == 200
+    assert api.get("/v1/bots/helper/keys/s1").json["key"] == "k\0"
+
+
 def test_a_subscription_is_no_bot(api: Scene) -> None:
     """GIVEN a subscription WHEN asked for as a bot THEN 404, also for its keys; and it is not removed."""
     for method, path, body in (

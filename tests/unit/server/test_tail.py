@@ -155,6 +155,8 @@ def test_from_the_beginning_and_from_a_time(scene: Scene) -> None:
         ("/v1/tail?op=poison", {}, 422, "never delivered"),
         ("/v1/tail", {"Last-Event-ID": "1:shop/0@x"}, 422, "Last-Event-ID"),
         ("/v1/subscriptions/nobody/tail", {}, 404, "nobody"),
+        ("/v1/subscriptions/%00/tail", {}, 404, "there is no"),
+        ("/v1/tail?stream=a&stream=%00", {}, 422, "NUL"),
         ("/v1/subscriptions/helper/tail", {}, 422, "bot"),
         ("/v1/subscriptions/billing/tail?where=op%3D'insert'", {}, 422, "where"),
     ],
