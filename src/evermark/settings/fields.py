@@ -110,7 +110,7 @@ _RATE_SECONDS = {"s": 1, "m": 60, "h": 3600}
 
 def _rate(value: Any) -> float:
     if isinstance(value, (int, float)) and not isinstance(value, bool):
-        rate = float(value)
+        rate = value  # a whole number may be larger than any float
     else:
         text = value.strip() if isinstance(value, str) else ""
         match = _RATE.fullmatch(text if "/" in text else f"{text}/s")
@@ -119,7 +119,7 @@ def _rate(value: Any) -> float:
         rate = float(match[1]) / _RATE_SECONDS[match[2]]
     if not 0 <= rate <= 1_000_000:
         raise refusal("expected a rate between 0 (no limit) and 1000000 per second")
-    return rate
+    return float(rate)
 
 
 Whole = Annotated[int, BeforeValidator(_no_bool)]

@@ -116,6 +116,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (subscription(from_="yesterday"), "billing.from: expected now, beginning, or a time"),
         (subscription(timeout="0s"), "billing.timeout: must be between 100ms and 5m"),
         (subscription(rate="-1"), "billing.rate: expected a rate between"),
+        (subscription(rate="1" + "0" * 400), "billing.rate: expected a rate between"),
+        (subscription(rate=".nan"), "billing.rate: expected a rate between"),
         (subscription(rate="10/d"), "billing.rate: expected a number of requests"),
         (subscription(body_limit="1"), "billing.body_limit: must be between"),
         (subscription(body_limit="1 elephant"), "billing.body_limit: expected a number of bytes"),
