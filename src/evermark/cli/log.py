@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from functools import partial
@@ -22,7 +22,7 @@ from evermark.cli.options import DEFAULT_CONFIG, ConfigOption, JsonOption, YesOp
 from evermark.cli.parked import all_parked, in_parts
 from evermark.delivery.model import ParkedEvent
 from evermark.embedded.java import ensure_java
-from evermark.errors import ConfigError, DeniedError
+from evermark.errors import ConfigError, DeniedError, NotFoundError
 from evermark.storage import Place
 
 if TYPE_CHECKING:
@@ -42,9 +42,10 @@ def info(config: ConfigOption = DEFAULT_CONFIG, source: SourceOption = None, as_
     from evermark.app.build import log_place
     from evermark.log.read import sources_at
 
-    root = log_place(config_at(config))
+    found = config_at(config)
+    root = log_place(found)
     logged = sources_at(root)
-    names = logged if source is None else [known_source(logged, source)]
+    names = logged if source is None else [_logged_source(root, logged, found.sources, source)]
     rows = [{"source": name, **_summary(root / name)} for name in names]
     columns = ("source", "files", "rows", "bytes", "batch_min", "batch_max", "oldest", "newest")
     show(rows, columns, as_json=as_json, empty=f"the log at {root} has nothing yet")
@@ -154,7 +155,7 @@ def forget(
 
     what = Forgotten(stream, frozenset(key))
     with opened(config) as deployment:
-        name = known_source(sources_at(deployment.log_root), source)
+        name = _logged_source(deployment.log_root, sources_at(deployment.log_root), deployment.sources, source)
         folder = deployment.log_folder(name)
         events = sum(what.in_file(file) for file in LogReader(folder).files())
         parked = [row for row in all_parked(deployment) if _is_about(row.event, name, what)]
@@ -195,7 +196,7 @@ def missing(
     from evermark.log.read import sources_at
 
     with opened(config) as deployment:
-        name = known_source(sources_at(deployment.log_root), source)
+        name = _logged_source(deployment.log_root, sources_at(deployment.log_root), deployment.sources, source)
         care = Maintenance(deployment.log_folder(name))
         files = care.missing()
         events = sum(file.rows for file in files)
@@ -210,6 +211,16 @@ def missing(
             care.give_up(files)
             say(f"{name}: {len(files)} files with {events} events are out of the log")
             say(f"to take what the source still has of them: evermark checkpoint reset {name} --from resync")
+
+
+def _logged_source(root: Place, logged: Collection[str], in_file: Collection[str], source: str | None) -> str:
+    """The source that is meant, of those the log has. One of the file may have nothing in it yet, or no more."""
+    if (source is None and not logged) or (source in in_file and source not in logged):
+        raise NotFoundError(
+            f"the log at {root} has nothing " + ("yet" if source is None else f"of {source}"),
+            hint="`evermark up` begins it with the first event; if there was one, is log.path the right place?",
+        )
+    return known_source(logged if source is None else {*logged, *in_file}, source)
 
 
 def _of_file(file: FileRange) -> dict[str, Any]:
@@ -240,7 +251,9 @@ def _maintain(path: Path, source: str | None, *, as_json: bool, retain: bool) ->
     rows: list[dict[str, Any]] = []
     with opened(path) as deployment:
         logged = [name for name in sources_at(deployment.log_root) if name in deployment.sources]
-        names = logged if source is None else [known_source(logged, source)]
+        names = logged
+        if source is not None:
+            names = [_logged_source(deployment.log_root, logged, deployment.sources, source)]
         retention = deployment.config.log.retention if retain else None
         for name in names:
             with held_sources(deployment, [name]):

@@ -588,6 +588,20 @@ def test_the_log_is_described_compacted_and_retained(
     deployment.leases.release(lease)
 
 
+def test_a_log_that_has_nothing_of_a_source_is_said_to_have_nothing(file: Path, deployment: Deployment) -> None:
+    """GIVEN a source of the file, and no log WHEN its log is asked for THEN that is said, and not that the file has no
+    such source; a name that neither has is no source."""
+    forget = ("forget", "--yes", "--stream", "public.orders", "--key", "1")
+    for words in (("info",), ("missing",), ("compact",), forget):
+        error = refused("log", *words, "--source", "shop", "-c", file)
+        assert "has nothing of shop" in error and "under `sources:`" not in error, error
+        assert "no source is called 'shap'" in refused("log", *words, "--source", "shap", "-c", file)
+    assert "has nothing yet" in refused("log", "missing", "-c", file)
+    log_batches(deployment.log_folder("old"), 1, 1, 1)  # that the file names no more
+    assert "has nothing of shop" in refused("log", "missing", "--source", "shop", "-c", file)
+    assert "old: no file is missing" in said("log", "missing", "--source", "old", "-c", file)
+
+
 def test_the_log_forgets_a_key_and_its_parked_deliveries(file: Path, deployment: Deployment) -> None:
     """GIVEN events and a parked delivery WHEN a key is forgotten THEN what has it is gone, and nothing else."""
     park(deployment, 1)
