@@ -82,7 +82,7 @@ def parse_document(text: str, name: str) -> Document:
         raise ConfigError(
             f"{name}, line {line}, column {column}: a character that YAML does not allow", hint="remove it, or quote it"
         ) from None
-    except (ValueError, OverflowError) as error:  # a number or tag that the YAML constructors cannot make
+    except (ValueError, OverflowError, LookupError, AttributeError) as error:  # a number or tag that YAML cannot make
         raise ConfigError(f"{name}: a value cannot be read ({type(error).__name__})", hint="quote it") from None
     if problems:
         raise refused(name, problems)

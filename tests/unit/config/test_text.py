@@ -117,6 +117,10 @@ def test_a_key_like_no_other_lists_what_is_known(folder: Path) -> None:
         ("", r"is empty"),
         ("# only a comment\n", r"is empty"),
         ("version: 1\nname: !!int x\n", r"a value cannot be read"),
+        ('version: 1\nname: !!int ""\n', r"a value cannot be read"),
+        ('version: 1\nname: !!float ""\n', r"a value cannot be read"),
+        ("version: 1\nname: !!bool maybe\n", r"a value cannot be read"),
+        ("version: 1\nname: !!timestamp tomorrow\n", r"a value cannot be read"),
     ],
 )
 def test_malformed_yaml_is_told_with_line_and_column(folder: Path, text: str, told: str) -> None:
