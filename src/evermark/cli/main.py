@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Sequence
+from io import TextIOWrapper
 from typing import Annotated, Any, NamedTuple
 
 import typer
@@ -145,6 +147,8 @@ def evermark(
 
 def run(args: Sequence[str] | None = None) -> None:
     """The program `evermark`. Exit codes: 0 done, 1 failed, 2 usage, 3 found something wrong."""
+    if isinstance(sys.stdout, TextIOWrapper):  # what a terminal has no character for is no reason to say nothing
+        sys.stdout.reconfigure(errors="backslashreplace")
     app(args=list(args) if args is not None else None, prog_name="evermark")
 
 

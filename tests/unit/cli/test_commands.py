@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import subprocess
@@ -15,7 +16,7 @@ import typer
 from typer.testing import CliRunner, Result
 
 from evermark.cli import console, deployment
-from evermark.cli.main import COMMANDS, app, loaded
+from evermark.cli.main import COMMANDS, app, loaded, run
 from evermark.config.subscriptions import DELIVERED_OPS
 from evermark.delivery.model import BotMode
 from evermark.errors import ConfigError, EvermarkError, NotFoundError
@@ -281,6 +282,17 @@ def test_an_error_of_the_system_is_said_without_a_traceback(monkeypatch: pytest.
         "error: permission denied (evermark-data)\n"
         "hint: run it as a user who may, or change the owner or mode of that path\n"
     )
+
+
+def test_a_terminal_that_lacks_a_character_is_told_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """GIVEN output that is not UTF-8 WHEN a help with an ellipsis is asked for THEN it is shown, that one escaped."""
+    told = io.TextIOWrapper(io.BytesIO(), encoding="latin-1")
+    monkeypatch.setattr("sys.stdout", told)
+    with pytest.raises(SystemExit) as end:
+        run(["subscription", "add", "--help"])
+    assert end.value.code == 0
+    told.flush()
+    assert rb"whsec_\u2026" in told.buffer.getvalue()  # type: ignore[attr-defined]
 
 
 def test_no_secret_and_no_control_character_reaches_the_terminal(capsys: Any) -> None:
