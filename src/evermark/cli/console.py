@@ -16,9 +16,10 @@ from typing import Any
 import typer
 
 from evermark import durations
-from evermark.errors import EvermarkError
+from evermark.errors import ConfigError, EvermarkError
 
 EXIT_FAILED = 1
+EXIT_USAGE = 2
 EXIT_WRONG = 3  # it worked, and found something wrong
 EXIT_INTERRUPTED = 130
 _OS_HINTS = {
@@ -46,6 +47,12 @@ def said_clearly() -> Iterator[None]:
     except EvermarkError as error:
         show_error(error)
         raise typer.Exit(EXIT_FAILED) from None
+    except UnicodeEncodeError as error:
+        # Python keeps a byte that is not UTF-8 as such a character; no other of these comes from whoever typed.
+        if not all("\udc80" <= c <= "\udcff" for c in error.object[error.start : error.end]):
+            raise
+        show_error(ConfigError("an argument or a variable is not UTF-8 text", hint="names and values are UTF-8"))
+        raise typer.Exit(EXIT_USAGE) from None
     except KeyboardInterrupt:
         raise typer.Exit(EXIT_INTERRUPTED) from None
     except OSError as error:

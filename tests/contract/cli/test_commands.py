@@ -588,6 +588,14 @@ def test_the_log_is_described_compacted_and_retained(
     deployment.leases.release(lease)
 
 
+@pytest.mark.parametrize("words", [("delivery", "list", "-s"), ("replay", "show"), ("replay", "cancel")])
+def test_a_name_that_is_not_utf_8_is_a_wrong_use(file: Path, words: tuple[str, ...]) -> None:
+    """GIVEN a name with bytes that are no text WHEN State is asked for it THEN exit code 2, without a traceback."""
+    result = invoke(*words, os.fsdecode(b"mail\xff"), "-c", file)
+    assert result.exit_code == 2 and isinstance(result.exception, SystemExit), result.output
+    assert "is not UTF-8 text" in result.stderr and "Traceback" not in result.stderr
+
+
 def test_a_log_that_has_nothing_of_a_source_is_said_to_have_nothing(file: Path, deployment: Deployment) -> None:
     """GIVEN a source of the file, and no log WHEN its log is asked for THEN that is said, and not that the file has no
     such source; a name that neither has is no source."""

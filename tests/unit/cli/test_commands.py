@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 import subprocess
 import sys
@@ -282,6 +283,16 @@ def test_an_error_of_the_system_is_said_without_a_traceback(monkeypatch: pytest.
         "error: permission denied (evermark-data)\n"
         "hint: run it as a user who may, or change the owner or mode of that path\n"
     )
+
+
+def test_an_argument_that_is_not_utf_8_is_a_wrong_use(capsys: Any) -> None:
+    """GIVEN bytes that are no text WHEN a command cannot use them THEN it ends with 2; a bug of ours stays one."""
+    with pytest.raises(typer.Exit) as end, console.said_clearly():
+        os.fsdecode(b"mail\xff\xfe").encode()
+    assert end.value.exit_code == 2
+    assert capsys.readouterr().err.startswith("error: an argument or a variable is not UTF-8 text\nhint: ")
+    with pytest.raises(UnicodeEncodeError), console.said_clearly():
+        "\ud800".encode()
 
 
 def test_a_terminal_that_lacks_a_character_is_told_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
