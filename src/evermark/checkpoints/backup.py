@@ -61,7 +61,14 @@ def _row(row: Any) -> tuple[tuple[str, int], Checkpoint]:
     whole = all(type(number) is int and 0 <= number < 2**63 for number in (partition, batch, epoch))
     if not (whole and isinstance(source, str) and isinstance(position, str) and len(position) <= POSITION_CHARS_MAX):
         raise ValueError("not a checkpoint")
+    if not _is_kept_as_text(source + position):
+        raise ValueError("not a text that any store keeps")
     return (source, partition), Checkpoint(position, batch, epoch)
+
+
+def _is_kept_as_text(text: str) -> bool:
+    """JSON can name the character NUL and halves of a surrogate pair."""
+    return "\0" not in text and not any("\ud800" <= c <= "\udfff" for c in text)
 
 
 def write_backup(path: Path, text: str, *, force: bool = False) -> None:

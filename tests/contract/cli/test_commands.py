@@ -367,6 +367,8 @@ def test_a_restored_checkpoint_does_not_go_back_behind_what_was_passed(
             "the log ends at 0",
         ),
         (AHEAD.replace('"partition": 0', '"partition": 3'), "no such partition"),
+        (AHEAD.replace('"position": "9"', r'"position": "9\u0000"').replace('"batch": 9', '"batch": 0'), "damaged"),
+        (AHEAD.replace('"position": "9"', r'"position": "\ud800"').replace('"batch": 9', '"batch": 0'), "damaged"),
     ],
 )
 def test_a_backup_that_does_not_fit_is_refused(file: Path, tmp_path: Path, text: str, words: str) -> None:
