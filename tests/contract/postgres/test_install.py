@@ -186,6 +186,7 @@ def test_printed_sql_does_the_same_as_install(server: PostgresServer) -> None:
         db.execute("create role evermark_printed login replication password 'x'")
         target = PostgresTarget(Plain(dsn), "printed_slot", "printed_pub")
         script = install_sql(target, [ORDERS_TABLE], role="evermark_printed")
+        assert 'create role "evermark_printed" login' in script and "create role evermark " not in script
         psql = server.binaries.folder / "psql"
         for _ in range(2):
             done = subprocess.run(

@@ -1,5 +1,5 @@
 -- The least a reading role needs. Choose the password yourself:
---   create role evermark login replication password '…';
+--   create role @role@ login replication password '…';
 grant usage on schema @schema@ to @role@;
 -- All tables: after a slot was lost the partitions of events are read one by one, those to come as well.
 grant select on all tables in schema @schema@ to @role@;
