@@ -12,14 +12,13 @@ from evermark.config.spark_master import require_master, require_slots
 from evermark.errors import ConfigError, EvermarkError
 from evermark.log.streams import streams_at, unknown_streams
 from evermark.observe.finding import Finding, ok, warning, wrong
+from evermark.sources.kinds import kind_of
 from evermark.storage import Place
 
 
 def checked(config: Config) -> Iterator[Finding]:
     """A finding for each correct part of the file, and for each fault in the other parts."""
-    told = ", ".join(f"{name} ({settings.type})" for name, settings in sorted(config.sources.items()))
-    none = wrong("sources", "there is none", "name at least one; `evermark init` writes an example")
-    yield ok("sources", told) if told else none
+    yield from _sources(config)
     yield _judged("log.path", lambda: _log(config))
     yield _data_folder(config.data)
     yield _judged("spark.master", lambda: _master(config))
@@ -65,6 +64,17 @@ def file_warnings(config: Config, log_root: Place) -> Iterator[tuple[str, str]]:
         for stream in streams:
             if text := said.get(f"stream {stream}"):
                 yield key, text
+
+
+def _sources(config: Config) -> Iterator[Finding]:
+    told = ", ".join(f"{name} ({settings.type})" for name, settings in sorted(config.sources.items()))
+    none = wrong("sources", "there is none", "name at least one; `evermark init` writes an example")
+    yield ok("sources", told) if told else none
+    for name, settings in sorted(config.sources.items()):
+        try:
+            kind_of(settings, name).require(settings, name)
+        except ConfigError as error:
+            yield wrong(f"sources.{name}", error.message.removeprefix(f"sources.{name}: "), error.hint)
 
 
 def _judged(check: str, look: Callable[[], str]) -> Finding:

@@ -165,6 +165,9 @@ class SourceKind(ABC, Generic[Settings]):
     def make(self, settings: Settings, context: SourceContext) -> Source:
         """The source that the settings describe. Connects to nothing."""
 
+    def require(self, settings: Settings, source: str) -> None:
+        """Raises `ConfigError` where there is no such source, however it is set; for `evermark config check`."""
+
     def examine(
         self, settings: Settings, context: SourceContext, look: Callable[[Source], SourceState] | None
     ) -> Iterator[Finding]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -23,19 +25,34 @@ class OwnClassKind(SourceKind[CustomSource]):
     settings = CustomSource
 
     def make(self, settings: CustomSource, context: SourceContext) -> Source:
-        module, _, class_name = settings.type.partition(":")
-        try:
-            made = getattr(importlib.import_module(module), class_name)(**settings.options)
-        except (ImportError, AttributeError, TypeError) as error:
-            raise ConfigError(
-                f"sources.{context.source}: {settings.type} cannot be made: {error}",
-                hint="it must be importable where `evermark up` runs, and take the keys under `options`",
-            ) from error
+        with _said(settings, context.source):
+            made = _named(settings)(**settings.options)
         if not isinstance(made, Source):
             raise ConfigError(
                 f"sources.{context.source}: {settings.type} is not an evermark.Source", hint="subclass evermark.Source"
             )
         return made
+
+    def require(self, settings: CustomSource, source: str) -> None:
+        with _said(settings, source):
+            _named(settings)
+
+
+def _named(settings: CustomSource) -> Callable[..., Any]:
+    module, _, class_name = settings.type.partition(":")
+    found: Callable[..., Any] = getattr(importlib.import_module(module), class_name)
+    return found
+
+
+@contextmanager
+def _said(settings: CustomSource, source: str) -> Iterator[None]:
+    try:
+        yield
+    except (ImportError, AttributeError, TypeError) as error:
+        raise ConfigError(
+            f"sources.{source}: {settings.type} cannot be made: {error}",
+            hint="it must be importable where `evermark up` runs, and take the keys under `options`",
+        ) from error
 
 
 KIND = OwnClassKind()

@@ -72,6 +72,8 @@ def test_a_good_file_is_said_to_be_good_and_nothing_is_made(file: Path) -> None:
         ("version: 1", "version: 1\ndata: /etc/passwd/data", "data", "not a folder that this user may write to"),
         ("subscriptions:", f"bots:\n  b: {{{HOOK}, source: chat, user: u}}\nsubscriptions:", "bots.b.source", "chat"),
         ("sources:", "unknown_key: 1\nsources:", "file", "unknown_key: unknown key"),
+        ("subscriptions:", "  own: {type: 'no_such_module:Own'}\nsubscriptions:", "sources.own", "no_such_module"),
+        ("subscriptions:", "  own: {type: 'json:Own'}\nsubscriptions:", "sources.own", "json:Own cannot be made"),
         ("${SECRET}", "${NOT_SET}", "file", "the variable NOT_SET is not set"),
         ("name: shop", "name: [shop", "file", "line"),
     ],
