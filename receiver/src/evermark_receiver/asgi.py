@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
-from evermark_receiver.receiver import Receiver, Response
+from evermark_receiver.receiver import Receiver, Response, is_longer
 
 Message = MutableMapping[str, Any]
 Scope = MutableMapping[str, Any]
@@ -78,7 +78,7 @@ async def _body(scope: Scope, receive: Receive, bytes_max: int) -> bytes | None:
     """The body, or None when the client left before its end."""
     for name, value in scope["headers"]:
         # Refused before it is read, where the client is honest about the size.
-        if name.lower() == b"content-length" and value.isdigit() and int(value) > bytes_max:
+        if name.lower() == b"content-length" and value.isdigit() and is_longer(value, bytes_max):
             raise _TooLargeError
     body = bytearray()
     while True:

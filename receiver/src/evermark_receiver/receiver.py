@@ -45,12 +45,19 @@ from evermark_receiver.signature import (
 BODY_BYTES_MAX = 4 * 1024 * 1024
 RETRY_AFTER_S = 5.0
 
+_LENGTH_DIGITS_MAX = 18
+
 _log = logging.getLogger("evermark_receiver")
 
 Handler = Callable[[Event], object]
 AsyncHandler = Callable[[Event], Awaitable[object]]
 _T = TypeVar("_T")
 AnyHandler = TypeVar("AnyHandler", bound=Callable[[Event], object])
+
+
+def is_longer(length: str | bytes, bytes_max: int) -> bool:
+    """Whether a Content-Length, which is digits, says more. Python reads no number of thousands of digits."""
+    return len(length) > _LENGTH_DIGITS_MAX or int(length) > bytes_max
 
 
 class Refusal(Exception):

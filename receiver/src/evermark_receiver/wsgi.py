@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from http import HTTPStatus
 from typing import Any
 
-from evermark_receiver.receiver import Receiver, Response
+from evermark_receiver.receiver import Receiver, Response, is_longer
 
 StartResponse = Callable[[str, list[tuple[str, str]]], object]
 WSGIApplication = Callable[[dict[str, Any], StartResponse], Iterable[bytes]]
@@ -31,7 +31,7 @@ def _response(receiver: Receiver, environ: dict[str, Any]) -> Response:
     length = environ.get("CONTENT_LENGTH") or ""
     if not (length.isascii() and length.isdigit()):
         return Response(411, {}, b"")
-    if int(length) > receiver.body_bytes_max:
+    if is_longer(length, receiver.body_bytes_max):
         return receiver.too_large()
     body = environ["wsgi.input"].read(int(length))
     return receiver.handle(environ, body)
