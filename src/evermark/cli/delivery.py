@@ -124,7 +124,14 @@ def _chosen(
         raise ConfigError(
             "which deliveries?", hint="name their ids (see `evermark delivery list`), or a --subscription [--state]"
         )
-    return _found(deployment, ids) if ids else list(_parked(deployment, subscription, state))
+    if subscription is None:
+        return _found(deployment, ids or [])
+    rows = list(_parked(deployment, subscription, state))
+    if not rows and subscription not in {*deployment.delivery.subscriptions(), *(s.name for s in deployment.specs)}:
+        from evermark.delivery.decide.registration import unknown
+
+        raise unknown(subscription)
+    return rows
 
 
 def _found(deployment: Deployment, ids: list[int]) -> list[ParkedRow]:

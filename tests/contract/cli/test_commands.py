@@ -294,6 +294,14 @@ def test_deliveries_are_chosen_by_id_or_by_subscription(file: Path, deployment: 
     assert deployment.delivery.parked.rows() == []
 
 
+def test_a_subscription_that_is_not_there_has_nothing_to_decide_about(file: Path, deployment: Deployment) -> None:
+    """GIVEN a name that was mistyped WHEN its deliveries are to be tried or dropped THEN refused; one without parked
+    deliveries has none."""
+    for words in (("retry",), ("drop", "--yes")):
+        assert "no subscription is called 'biling'" in refused("delivery", *words, "-s", "biling", "-c", file)
+    assert "0 to be tried" in said("delivery", "retry", "-s", "billing", "-c", file)
+
+
 def test_a_retry_that_cannot_happen_yet_says_until_when_and_resume_ends_the_wait(
     file: Path, deployment: Deployment
 ) -> None:
