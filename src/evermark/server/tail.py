@@ -170,10 +170,17 @@ class Tail:
         if ending:
             await asyncio.wait([task for _, task in ending], timeout=CLOSE_WAIT_S / 2)
 
-    async def client(self, asked: FollowAsked, name: str | None, last_id: str) -> Client:
-        of = self._of
-        if of is None:
+    async def require(self, asked: FollowAsked, name: str | None) -> None:
+        """Raises what a client that asks so would be refused with."""
+        await asyncio.to_thread(_wished, self._opened(), asked, name)
+
+    def _opened(self) -> TailOf:
+        if self._of is None:
             raise BusyError("this instance is starting or stopping", hint="try again in a moment")
+        return self._of
+
+    async def client(self, asked: FollowAsked, name: str | None, last_id: str) -> Client:
+        of = self._opened()
         if self._clients >= clients_max():
             raise BusyError(
                 f"the live tail has {self._clients} clients, and takes no more",
@@ -271,6 +278,7 @@ class _Endpoint:
         if name is not None and "\0" in name:  # State cannot be asked for it
             raise HTTPException(404)
         if request.method == "HEAD":
+            await self._tail.require(asked, name)
             await Response(headers={"content-type": "text/event-stream"})(scope, receive, send)
             return
         client = await self._tail.client(asked, name, last_id)

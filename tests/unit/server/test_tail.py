@@ -46,10 +46,12 @@ class Scene:
     def value(self, name: str) -> float:
         return self.metrics.registry.get_sample_value(f"evermark_{name}") or 0.0
 
-    def follow(self, path: str = "/v1/tail", token: str | None = READER, **headers: str) -> Following:
+    def follow(
+        self, path: str = "/v1/tail", token: str | None = READER, *, method: str = "GET", **headers: str
+    ) -> Following:
         connection = http.client.HTTPConnection("127.0.0.1", self.server.port, timeout=20)
         sent = {"Authorization": f"Bearer {token}"} if token is not None else {}
-        connection.request("GET", path, headers={**sent, **headers})
+        connection.request(method, path, headers={**sent, **headers})
         return Following(connection, connection.getresponse())
 
 
@@ -170,6 +172,16 @@ def test_what_is_not_right_is_refused_before_anything_is_sent(
     error = refused.error
     assert said in error["message"] + error["hint"]
     assert scene.value("tail_clients") == 0
+
+
+def test_head_is_answered_as_get_would_be_and_follows_nothing(scene: Scene) -> None:
+    """GIVEN a subscription that is there and one that is not WHEN asked with HEAD THEN 200 and 404; nobody follows."""
+    found = scene.follow("/v1/subscriptions/billing/tail", method="HEAD").answer
+    assert (found.status, found.getheader("content-type")) == (200, "text/event-stream")
+    assert scene.follow("/v1/subscriptions/nobody/tail", method="HEAD").answer.status == 404
+    assert scene.value("tail_clients") == 0
+    scene.server.tail.close()
+    assert scene.follow(method="HEAD").answer.status == 503
 
 
 def test_a_tail_needs_a_token_and_an_instance_that_runs(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
