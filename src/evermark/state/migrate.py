@@ -86,6 +86,8 @@ def migrate(state: State, known: Sequence[Migration] | None = None) -> list[int]
             done = []
             for migration in pending(known, _applied(conn)):
                 with conn.transaction():
+                    # It takes as long as its tables are large: given up, it would take as long again the next time.
+                    conn.execute("set local statement_timeout = 0")
                     conn.execute(migration.text.encode())
                     conn.execute(
                         "insert into migrations (number, name, checksum) values (%s, %s, %s)",

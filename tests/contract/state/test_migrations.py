@@ -73,6 +73,17 @@ def test_a_migration_that_is_new_is_applied_and_what_was_there_stays(state: Stat
         assert conn.execute("select value from counters").fetchone() == (3,)
 
 
+def test_a_migration_may_take_longer_than_other_statements(state: State, pg_server: PostgresServer) -> None:
+    """GIVEN one that works longer than statements may WHEN applied THEN it is; what comes after it has its bound."""
+    migrate(state)
+    hurried = State(pg_server.socket_dsn, state.schema, connections_max=1, statement_timeout_s=1.0)
+    slow = replace(NEXT, text=f"select pg_sleep(1.2);\n{NEXT.text}")
+    assert migrate(hurried, [*migrations(), slow]) == [NEXT.number]
+    with pytest.raises(BusyError), hurried.connection() as conn:
+        conn.execute("select pg_sleep(1.2)")
+    hurried.close()
+
+
 def _filled_by_version_8(state: State) -> None:
     """The rows that the program of version 8 (commit d9da238) wrote, in its tables: state_v8.json holds what its own
     stores made of a group with a live, a failing, a paused subscription and a bot, and of a replay under way."""
