@@ -129,7 +129,10 @@ class Node:
                 for row in answer["streams"]
             )
             listing = Listing(str(answer["node"]), rows, int(answer["touched"]), now_us)
-            if any(not _STREAM_ID.fullmatch(row.stream) for row in rows) or listing.touched < touched_after:
+            # Each row leads on, and none comes after a later one: a reader goes on from where it was in a listing.
+            numbers = [touched_after, *(row.touched for row in rows), listing.touched]
+            in_place = bool(rows) and numbers[0] == numbers[1]
+            if in_place or numbers != sorted(numbers) or not all(_STREAM_ID.fullmatch(row.stream) for row in rows):
                 raise ValueError("a name or a number cannot be")
         except (KeyError, TypeError, ValueError) as error:
             raise FormatError(f"the listing of {self.url} is not in the format", hint="is it a block node?") from error

@@ -43,6 +43,7 @@ _TRACKED_MAX = 10_000
 _POLL_S = 0.2
 _PROBED_MAX = 20
 _STALE_POLL_S = 1.0
+_LOOK_S = 1.0  # for about this long a listing is read on that holds nothing to take
 _JUST_NOW_US = 2**62  # of a state that a tick not yet confirmed removes: later than any time a node has
 _LIES = (FormatError, GapError, DeniedError)
 _WARNED = {
@@ -155,8 +156,11 @@ class Planner:
         """How far the listing was read, and up to where streams with state need no second look."""
         touched, by = (way[-1].touched, way[-1].choice) if way else (state.touched, state.choice)
         listed = self._listed.get(partition)
-        if listed is not None and listed.after == after and listed.touched >= touched:
-            touched, by = listed.touched, listed.choice
+        if listed is not None and listed.after == after:
+            if listed.touched >= touched:
+                touched, by = listed.touched, listed.choice
+            elif listed.choice == choice != by:
+                return listed.touched, touched  # the look by another choice took longer than one look may
         return (touched, touched) if by == choice else (0, touched)
 
     def _apply_accepted_forks(self, look: _Look, way: list[Tick]) -> None:
@@ -184,10 +188,12 @@ class Planner:
                 return
 
     def _look_through_listing(self, look: _Look) -> None:
-        draft = look.draft
+        """What changes while the listing is read waits for the next look, or on a busy node there would be no end."""
+        draft, deadline, began_us = look.draft, self._clock() + _LOOK_S, 0
         while not draft.is_full():
             listing = look.node.listing(draft.touched, 0)
             self.identity.require(listing.node)
+            began_us = began_us or listing.now_us
             if not look.state.last_tick and not look.state.touched and look.partition not in self._begun:
                 self._plans.begin(look.partition, listing.now_us if self._target.cold else 0)
                 self._begun.add(look.partition)  # on a node without streams it stays as it began
@@ -207,7 +213,7 @@ class Planner:
                     draft.touched = max(draft.touched, row.touched - 1)
                     return
             draft.touched = listing.touched
-            if not listing.rows:
+            if not listing.rows or listing.touched > began_us or self._clock() > deadline:
                 return
 
     def _is_chosen(self, look: _Look, row: Listed, move: Move | None) -> bool:

@@ -1,0 +1,91 @@
+"""How far the listing of a node is read in one look, and from where the next look goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from evermark.errors import FormatError
+from evermark.sources.base import Limit
+from evermark.sources.blocks.nodes.client import Listed, Listing, Node
+from evermark.sources.blocks.stream_choice import BotStreams, ChosenStreams
+from evermark.sources.blocks.target import Pace
+from simulator.blocks.node import ModelNode
+from simulator.blocks.pipeline import pipeline
+from tests.unit.sources.blocks.test_members import Some
+
+ALL = Limit(wait_s=0.0)
+_PAGES_MAX = 50
+
+
+class Watched(ModelNode):
+    """Does something after each page of its listing, and counts the pages."""
+
+    def __init__(self, then: Callable[[], None], **more: int) -> None:
+        super().__init__(**more)
+        self.then, self.pages_listed = then, 0
+
+    def listing(self, touched_after: int, wait_s: float) -> Listing:
+        found = super().listing(touched_after, wait_s)
+        self.pages_listed += 1
+        assert self.pages_listed < _PAGES_MAX, "the look does not come to an end"
+        self.then()
+        return found
+
+
+@pytest.mark.parametrize("chosen", ["room", ""], ids=["one stream", "every stream"])
+def test_a_look_at_a_node_where_streams_change_all_the_time_comes_to_an_end(chosen: str) -> None:
+    """GIVEN a node on which a stream changes whenever its listing is read WHEN looked at THEN what was there before is
+    offered, and the change waits for the next look."""
+    node = Watched(lambda: node.say("other") and None)
+    for stream in ("room", "other"):
+        node.create(stream)
+    node.say("room", 2)
+    pipe = pipeline([node], choice=ChosenStreams(frozenset({chosen} - {""})))
+    assert pipe.step(ALL)
+    assert pipe.ids("room") == node.hashes("room")
+
+
+def test_a_look_that_finds_nothing_ends_in_time_and_the_next_goes_on_from_there() -> None:
+    """GIVEN more streams than can be listed in the time of a look, and another set of bots WHEN looked at again and
+    again THEN all streams are looked at once more, in several looks."""
+    now = [0.0]
+    bots = Some()
+
+    def takes_a_while() -> None:
+        now[0] += 0.4
+
+    node = Watched(takes_a_while)
+    for n in range(30):
+        node.create(f"s{n}")
+    node.create("room", members=["later"])
+    node.say("room")
+    pipe = pipeline([node], choice=BotStreams(bots))
+    pipe.source.planner._clock = lambda: now[0]
+    looks = 0
+    while pipe.source.plans.state(0).touched < node._touched:
+        assert not pipe.step(ALL)
+        looks += 1
+    assert looks > 2
+    bots.names.add("later")
+    node.pages_listed = 0
+    while not pipe.step(ALL):
+        pass
+    assert pipe.ids("room") == node.hashes("room")
+
+
+@pytest.mark.parametrize("numbers", [(5, 7, 7), (7, 6, 7), (6, 8, 7)], ids=["in place", "backwards", "beyond its end"])
+def test_a_listing_that_leads_nowhere_is_refused(
+    numbers: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GIVEN rows that are not after the number asked for, in order, and up to its end THEN it is not in the
+    format: a reader would read it for ever, or pass a stream."""
+    first, second, end = numbers
+    rows = [{"stream": f"s{n}", "kind": "channel", "touched": n, "deleted": False} for n in (first, second)]
+    node = Node("http://127.0.0.1:1", None, Pace())
+    monkeypatch.setattr(node, "_ask", lambda *_: ({"node": "n", "streams": rows, "touched": end}, 0))
+    with pytest.raises(FormatError, match="listing"):
+        node.listing(5, 0)
+    rows[:] = [{**rows[0], "touched": 6}, {**rows[0], "touched": 6}]
+    assert node.listing(5, 0).rows[0] == Listed(f"s{first}", "channel", 6, False)
