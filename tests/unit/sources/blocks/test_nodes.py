@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from evermark.errors import DeniedError, EvermarkError, FormatError, NotFoundError, UnreachableError
+from evermark.errors import BusyError, DeniedError, EvermarkError, FormatError, NotFoundError, UnreachableError
 from evermark.sources.base import Limit
+from evermark.sources.blocks.chain import Block, Cookie
+from evermark.sources.blocks.decide.resume import Answer
 from evermark.sources.blocks.nodes.client import Listing, NodeClient, NodeInfo
+from evermark.sources.blocks.stream_choice import BotStreams
 from simulator.blocks.node import ModelNode
 from simulator.blocks.pipeline import PACE, pipeline
+from simulator.blocks.plans import MemoryPlans
+from tests.unit.sources.blocks.test_members import Some
 
 ALL = Limit(wait_s=0.0)
 
@@ -94,3 +101,89 @@ def test_a_follower_that_lacks_a_stream_ends_nothing() -> None:
 
 def _no_stream(*_: object) -> None:
     raise NotFoundError("no stream a")
+
+
+class Damaged(ModelNode):
+    """Cannot answer about the streams in `damaged`, and is well otherwise; or it is away from then on (`dies`)."""
+
+    damaged: frozenset[str] = frozenset()
+    dies = False
+
+    def view(self, stream: str, cookie: Cookie | None) -> Answer:
+        self._require(stream)
+        return super().view(stream, cookie)
+
+    def page(self, stream: str, start: int, end: int) -> list[Block]:
+        self._require(stream)
+        return super().page(stream, start, end)
+
+    def _require(self, stream: str) -> None:
+        if stream in self.damaged:
+            self.down = self.dies
+            raise BusyError("500 failed")
+
+
+def _three(**more: Any) -> Damaged:
+    node = Damaged("one")
+    for stream in ("before", "damaged", "later"):
+        node.create(stream, **more)
+        node.say(stream, 3)
+    node.damaged = frozenset({"damaged"})
+    return node
+
+
+@pytest.mark.parametrize("members", [(), ("bot",)], ids=["every stream", "streams of bots"])
+def test_a_stream_that_its_node_cannot_answer_holds_up_no_other(members: tuple[str, ...]) -> None:
+    """GIVEN a node that fails at one stream and is well otherwise WHEN read THEN that stream is stale, and the streams
+    listed after it are taken; once it is mended the stream is."""
+    node, plans = _three(members=members), MemoryPlans()
+    more = {"choice": BotStreams(Some())} if members else {}
+    pipe = pipeline([node], plans, **more)
+    pipe.step(ALL)
+    assert pipe.ids("later") == node.hashes("later")
+    assert set(plans.stale(0)) == {"damaged"}
+    node.damaged = frozenset()
+    pipe.drain(ALL)
+    assert pipe.ids("damaged") == node.hashes("damaged")
+    assert plans.gaps == {}
+
+
+def test_a_stream_that_its_node_cannot_answer_is_asked_of_another() -> None:
+    """GIVEN a copy of such a node THEN the copy gives the stream, and nothing is stale."""
+    node, plans = _three(), MemoryPlans()
+    copied = node.copied("two")
+    copied.damaged = frozenset()  # type: ignore[attr-defined]
+    pipe = pipeline([node, copied], plans)
+    pipe.step(ALL)
+    assert pipe.ids("damaged") == node.hashes("damaged")
+    assert plans.gaps == {}
+
+
+def test_a_copy_that_knows_of_no_bot_does_not_hide_the_join_that_its_node_cannot_tell() -> None:
+    """GIVEN a bot that joined after the copy was made WHEN the node cannot answer about its stream THEN that is stale,
+    and taken when the node can."""
+    node, plans = _three(), MemoryPlans()
+    copied = node.copied("two")
+    copied.damaged = frozenset()  # type: ignore[attr-defined]
+    node.join("damaged", "bot")
+    pipe = pipeline([node, copied], plans, choice=BotStreams(Some()))
+    assert not pipe.step(ALL)
+    assert set(plans.gaps) == {"damaged"}
+    node.damaged = frozenset()
+    pipe.drain(ALL)
+    assert pipe.ids("damaged") == node.hashes("damaged")
+    assert plans.gaps == {}
+
+
+@pytest.mark.parametrize("dies", [True, False], ids=["away", "refuses many"])
+def test_a_node_that_is_not_well_makes_no_stream_stale(dies: bool) -> None:
+    """GIVEN a node that is away, and one that refuses every stream THEN the look fails: the node is at fault, and not
+    each of its streams."""
+    node, plans = _three(), MemoryPlans()
+    for n in range(100):
+        node.create(f"s{n}")
+    node.damaged, node.dies = frozenset(node.streams), dies
+    pipe = pipeline([node], plans)
+    with pytest.raises(BusyError):
+        pipe.step(ALL)
+    assert len(plans.gaps) <= (0 if dies else 20)

@@ -59,6 +59,10 @@ class NoSuchBlockError(GapError):
     """The node never made so many blocks of the stream."""
 
 
+class RefusedError(GapError):
+    """A node cannot answer about one stream, though it is well otherwise."""
+
+
 @dataclass(frozen=True, slots=True)
 class Listed:
     """A stream that changed."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 
-from evermark.errors import DeniedError, FormatError, GapError
 from evermark.sources.blocks.chain import Block, BlockEvent, Cookie, sum_up
 from evermark.sources.blocks.decide.resume import StreamState
 from evermark.sources.blocks.nodes.client import Node, NodeClient
@@ -18,6 +17,7 @@ from evermark.sources.blocks.target import BlocksTarget
 
 _REMEMBERED_MAX = 10_000
 
+AskNode = Callable[[Node], frozenset[str]]
 Readable = Callable[[Sequence[Block]], Sequence[Block]]  # asks other nodes for unreadable events: they may be joins
 
 
@@ -52,17 +52,22 @@ class StreamMembers:
         self._target, self._client = target, client
         self._cache = MemberCache()
 
-    def choose(self, node: Node, stream: str, kind: str, stale: Stale | None, since: int = 0) -> bool:
-        def members() -> frozenset[str]:
-            readable = self.reading(stream, stale, since)
-            try:
-                return self._cache.of(node, stream, readable)
-            except (FormatError, GapError, DeniedError):
-                if len(self._client.nodes) == 1:
-                    raise
-                return self._client.ask_any(lambda other: members_of(other, stream, readable))
+    def choose(
+        self,
+        node: Node,
+        asked: Callable[[AskNode], frozenset[str]],
+        stream: str,
+        kind: str,
+        stale: Stale | None,
+        since: int = 0,
+    ) -> bool:
+        """`asked`: asks this node, and others if it cannot say."""
 
-        return self._target.choice.wants(stream, kind, members)
+        def members(which: Node) -> frozenset[str]:
+            of = self._cache.of if which is node else members_of
+            return of(which, stream, self.reading(stream, stale, since))
+
+        return self._target.choice.wants(stream, kind, lambda: asked(members))
 
     def readable(
         self,

@@ -11,6 +11,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import structlog
 
@@ -30,19 +31,29 @@ from evermark.sources.blocks.decide.resume import (
     witnessed,
 )
 from evermark.sources.blocks.decide.ticks import Move, Tick, partition_of, way_to
-from evermark.sources.blocks.nodes.client import TRANSIENT, UNWELL, Listed, Node, NodeClient, NoSuchBlockError
+from evermark.sources.blocks.nodes.client import (
+    TRANSIENT,
+    UNWELL,
+    Listed,
+    Node,
+    NodeClient,
+    NoSuchBlockError,
+    RefusedError,
+)
 from evermark.sources.blocks.nodes.identity import NodeIdentity
 from evermark.sources.blocks.nodes.members import StreamMembers, members_at, members_of
 from evermark.sources.blocks.plan.draft import Draft, Unpinned
 from evermark.sources.blocks.store.base import Plans, PlanState, Stale, stale_reason
 from evermark.sources.blocks.target import BlocksTarget
 
+_T = TypeVar("_T")
 log = structlog.get_logger(__name__)
 
 _TRACKED_MAX = 10_000
 _POLL_S = 0.2
 _PROBED_MAX = 20
 _STALE_POLL_S = 1.0
+_REFUSED_MAX = 20  # streams that a node may refuse in one look and still count as well
 _LOOK_S = 1.0  # for about this long a listing is read on that holds nothing to take
 _JUST_NOW_US = 2**62  # of a state that a tick not yet confirmed removes: later than any time a node has
 _LIES = (FormatError, GapError, DeniedError)
@@ -77,6 +88,7 @@ class _Look:
     not_now: set[str]  # stale streams that are not tried in this look
     tried: set[str]  # stale streams that are
     anew: bool  # confirmed states do not count, but can be compared
+    refused: int = 0  # streams that the node could not answer, though it is well otherwise
 
 
 class Planner:
@@ -236,7 +248,17 @@ class Planner:
             return False
 
     def _choose(self, look: _Look, stream: str, kind: str, since: int = 0) -> bool:
-        return self._members.choose(look.node, stream, kind, look.stale.get(stream), since)
+        refused: EvermarkError | None = None
+
+        def asked(ask: Callable[[Node], frozenset[str]]) -> frozenset[str]:
+            nonlocal refused
+            found, refused = self._asked(look, stream, ask)
+            return found
+
+        chosen = self._members.choose(look.node, asked, stream, kind, look.stale.get(stream), since)
+        if not chosen and isinstance(refused, RefusedError):
+            raise refused  # the node may have a join that the other one does not have yet
+        return chosen
 
     def _look_at(self, look: _Look, stream: str, kind: str, move: Move | None) -> bool:
         """Put the news of one stream into the draft; False when there is no room for any of it.
@@ -285,7 +307,10 @@ class Planner:
         if taken_again(part, went_on=move is not None and move.more):
             if not more:
                 readable = self._members.reading(stream, look.stale.get(stream))
-                members = members_at(look.node, stream, part.known, readable)
+                try:
+                    members = members_at(look.node, stream, part.known, readable)
+                except TRANSIENT as error:
+                    self._require_well(look, error)
             if members is None:  # not all is taken, or no node can say: a later look closes it
                 part, more = unclosed(part), True
                 if not part.news:
@@ -302,6 +327,17 @@ class Planner:
         block = error.block if isinstance(error, UnreadableError) else block
         self._plans.mark_stale(look.partition, stream, block, stale_reason(error))
         look.not_now.add(stream)
+
+    def _require_well(self, look: _Look, error: EvermarkError) -> None:
+        """Raise the error unless the node is well but for this stream, which then is at fault and holds up no other. A
+        node that refuses many is not well."""
+        look.refused += 1
+        if look.refused > _REFUSED_MAX:
+            raise error
+        try:
+            look.node.listing(look.draft.touched, 0)
+        except UNWELL:
+            raise error from None
 
     def _decided(self, look: _Look, stream: str, known: StreamState | None) -> tuple[Decision, bool]:
         """The decision, and whether a node other than the node whose listing is read had to be asked."""
@@ -329,20 +365,36 @@ class Planner:
                 self._client.require_chain(node, stream, made.start)
             return made
 
-        try:
-            decision, elsewhere = ask(look.node), False
-        except _LIES as error:
-            if len(self._client.nodes) == 1:
-                raise
-            log.warning("blocks_node_lies", stream=stream, node=look.node.url, error=str(error))
-            decision, elsewhere = self._client.ask_any(ask), True
-            if not decision.news:
-                raise  # the listed node has news, or another chain: that no other node has news is no reason to pass it
+        decision, refused = self._asked(look, stream, ask)
+        if refused is not None and not decision.news:
+            # The listed node has news, or another chain: that no other node has news is no reason to pass it.
+            raise refused
         self._tracked[stream] = self._clock()
         self._tracked.move_to_end(stream)
         if len(self._tracked) > _TRACKED_MAX:
             self._tracked.popitem(last=False)
-        return decision, elsewhere
+        return decision, refused is not None
+
+    def _asked(self, look: _Look, stream: str, ask: Callable[[Node], _T]) -> tuple[_T, EvermarkError | None]:
+        """What the node says about the stream; or what another one says, and why it was asked: the node lies about the
+        stream, or cannot answer."""
+        refused: EvermarkError
+        try:
+            return ask(look.node), None
+        except TRANSIENT as error:
+            self._require_well(look, error)
+            refused = RefusedError(error.message, hint=error.hint)
+        except _LIES as error:
+            if len(self._client.nodes) == 1:
+                raise
+            refused = error
+        event = "blocks_node_refuses" if isinstance(refused, RefusedError) else "blocks_node_lies"
+        log.warning(event, stream=stream, node=look.node.url, error=str(refused))
+        try:
+            found, node = self._client.ask_any(lambda node: (ask(node), node))
+        except TRANSIENT:
+            raise refused from None
+        return found, None if node is look.node else refused
 
     def _can_be_had(self, partition: int, stream: str, mark: Stale) -> bool:
         """Whether the block that was missing or unreadable is there and readable now."""
