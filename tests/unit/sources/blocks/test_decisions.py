@@ -147,6 +147,16 @@ def test_an_answer_without_blocks_is_an_error() -> None:
         answer_from({"reset": True, "blocks": [], "minipool": [], "cookie": START.wire()}, "a", None)
 
 
+def test_an_answer_that_says_more_and_leads_nowhere_is_an_error() -> None:
+    """GIVEN an answer that continues from a cookie, holds nothing, and says that there is more THEN it is refused: the
+    node would say the same for ever."""
+    at = _grown(3).streams["a"].cookie
+    wire = {"reset": False, "blocks": [], "minipool": [], "cookie": at.wire()}
+    assert not answer_from(wire, "a", at).more
+    with pytest.raises(FormatError, match="more"):
+        answer_from({**wire, "more": True}, "a", at)
+
+
 def test_an_event_of_the_minipool_is_left_out_in_whichever_batch_its_block_comes() -> None:
     """B11: also when other batches, and a node that shows less of the minipool, came in between."""
     node = _grown(2, resume_blocks=10)

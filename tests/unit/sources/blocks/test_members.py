@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
+from evermark.errors import FormatError
 from evermark.sources.base import Limit
-from evermark.sources.blocks.chain import StreamKind
+from evermark.sources.blocks.chain import Cookie, StreamKind
+from evermark.sources.blocks.decide.resume import Answer, StreamState
 from evermark.sources.blocks.nodes.client import Listing
-from evermark.sources.blocks.nodes.members import MemberCache
+from evermark.sources.blocks.nodes.members import MemberCache, members_at
 from evermark.sources.blocks.stream_choice import BotStreams, ChosenStreams
 from simulator.blocks.node import ModelNode
 from simulator.blocks.pipeline import Crash, Cut, Pipeline, pipeline
@@ -204,6 +206,24 @@ def test_a_node_that_lies_about_a_stream_does_not_hide_its_bots() -> None:
     assert pipe.ids("a") == node.hashes("a")
     assert pipe.ids("nobody") == []
     assert plans.gaps == {}
+
+
+class Repeats(ModelNode):
+    """Begins each answer at the snapshot, and says that there is more."""
+
+    def view(self, stream: str, cookie: Cookie | None) -> Answer:
+        assert len(self.cookies) < 20, "it is asked for ever"
+        return replace(super().view(stream, None), more=True)
+
+
+@pytest.mark.parametrize("who", ["now", "where it was taken to"])
+def test_a_node_that_gives_the_same_blocks_for_ever_is_not_asked_for_ever(who: str) -> None:
+    """GIVEN a node whose answers never lead further THEN asking it for the members of a stream fails."""
+    node = Repeats(snapshot_every=100)
+    _room(node, "a", "ann")
+    taken = StreamState(0, Cookie(99, "f" * 64), node.streams["a"].incarnation)
+    with pytest.raises(FormatError, match="again"):
+        members_at(node, "a", taken, tuple) if who != "now" else MemberCache().of(node, "a", tuple)
 
 
 class Asked(ModelNode):

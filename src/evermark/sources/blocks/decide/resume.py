@@ -124,6 +124,9 @@ def answer_from(wire: Any, stream: str, asked: Cookie | None) -> Answer:
     if not reset and asked is None:
         said = f"stream {stream}: the node continues from a cookie that was not sent"
         raise FormatError(said, hint="ask another node")
+    if wire.get("more") and not blocks:
+        said = f"stream {stream}: the node says that it has more, and gives no block"
+        raise FormatError(said, hint="ask another node: a reader would ask this one for ever")
     end = verify_chain(blocks, None if reset else asked)
     if (end or asked) != cookie:
         said = f"stream {stream}: the answer's cookie is not that of its last block"

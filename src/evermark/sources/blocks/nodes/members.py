@@ -6,10 +6,11 @@ Never from a gap: the latest snapshot sums up all blocks before it.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
+from evermark.errors import FormatError
 from evermark.sources.blocks.chain import Block, BlockEvent, Cookie, sum_up
-from evermark.sources.blocks.decide.resume import StreamState
+from evermark.sources.blocks.decide.resume import Answer, StreamState
 from evermark.sources.blocks.nodes.client import Node, NodeClient
 from evermark.sources.blocks.nodes.unreadable import read_by_any, waited_enough
 from evermark.sources.blocks.store.base import Stale
@@ -30,12 +31,9 @@ class MemberCache:
     def of(self, node: Node, stream: str, readable: Readable) -> frozenset[str]:
         """The members of the stream now, as this node says."""
         cookie, members = self._known.pop(stream, (None, frozenset[str]()))
-        while True:
-            answer = node.view(stream, cookie)
-            cookie, members = answer.cookie, _after_blocks(members, readable(answer.blocks))
-            if not answer.more:
-                break
-        self._known[stream] = (cookie, members)
+        for answer in _answers(node, stream, cookie):
+            members = _after_blocks(members, readable(answer.blocks))
+        self._known[stream] = (answer.cookie, members)
         if len(self._known) > _REMEMBERED_MAX:
             self._known.popitem(last=False)
         return _after_events(members, answer.pool)
@@ -90,24 +88,36 @@ def members_at(node: Node, stream: str, taken: StreamState, readable: Readable) 
     """The members of a stream exactly where it was taken up to; None if the node has less, another chain, or only a
     later snapshot."""
     gen, members = taken.cookie.minipool_gen, frozenset[str]()
-    cookie: Cookie | None = None
-    while True:
-        answer = node.view(stream, cookie)
-        if cookie is None and answer.snapshot >= gen:
+    for nth, answer in enumerate(_answers(node, stream, None)):
+        if not nth and answer.snapshot >= gen:
             return None
         blocks = readable([block for block in answer.blocks if block.number <= gen])
         members = _after_blocks(members, (block for block in blocks if block.number < gen))
         if any(block.number == gen - 1 and block.cookie != taken.cookie for block in blocks):
             return None
         beyond = [event for block in blocks if block.number == gen for event in block.events]
-        if answer.cookie.minipool_gen > gen or not answer.more:
+        if answer.cookie.minipool_gen > gen:
             break
-        cookie = answer.cookie
     if answer.cookie.minipool_gen < gen:
         return None
     # Events taken from the minipool may stand in their block by now, before events that were not taken.
     pool = beyond if answer.cookie.minipool_gen > gen else answer.pool
     return _after_events(members, [event for event in pool if event.hash in taken.pool])
+
+
+def _answers(node: Node, stream: str, cookie: Cookie | None) -> Iterator[Answer]:
+    """All that the node has after the cookie, answer by answer; at least one. Each leads further than the one before:
+    there has to be an end."""
+    end = -1
+    while True:
+        answer = node.view(stream, cookie)
+        yield answer
+        if not answer.more:
+            return
+        cookie = answer.cookie
+        if cookie.minipool_gen <= end:
+            raise FormatError(f"stream {stream}: the node gives the same blocks again", hint="ask another node")
+        end = cookie.minipool_gen
 
 
 def _after_blocks(members: frozenset[str], blocks: Iterable[Block]) -> frozenset[str]:
