@@ -77,6 +77,37 @@ def test_an_answer_that_drips_does_not_hold_the_reader() -> None:
     assert len(sent) < DRIPS
 
 
+@pytest.mark.parametrize(
+    ("begins", "drips"),
+    [
+        (b"", b"HTTP/1.1 100 Continue\r\n\r\n"),
+        (b"HTTP/1.1 200 OK\r\nX: ", b"a"),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", b"0"),
+    ],
+    ids=["continue", "header", "size of a chunk"],
+)
+def test_what_stands_before_a_body_has_to_come_in_time_too(begins: bytes, drips: bytes) -> None:
+    """GIVEN a node that drips in the head of its answer or the size of a chunk WHEN its time is over THEN it is left,
+    with most of it unsent."""
+    sent: list[int] = []
+    gone = threading.Event()
+
+    def drip(connection: socket.socket) -> bool:
+        connection.sendall(begins)
+        for at in range(DRIPS):
+            if gone.wait(0.02):
+                return False
+            connection.sendall(drips)
+            sent.append(at)
+        return False
+
+    with serving(drip, read_s=0.2) as (_, node):
+        with pytest.raises(UnreachableError, match="TimeoutError"):
+            node.get("/v1/node")
+        gone.set()
+    assert len(sent) < DRIPS
+
+
 @pytest.mark.parametrize("reused", [False, True])
 def test_an_answer_that_is_cut_off_is_none(reused: bool) -> None:
     """GIVEN a body that ends early, and happens to be JSON THEN it is not taken for the answer."""

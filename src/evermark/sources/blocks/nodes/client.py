@@ -5,9 +5,11 @@ answers falsely, goes to the next. No answer is trusted: pages are verified to l
 from __future__ import annotations
 
 import http.client
+import io
 import json
 import random
 import re
+import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -105,6 +107,7 @@ class Node:
         self._connection: http.client.HTTPConnection | None = None
         self._headers: dict[str, str] = {}
         self._follows: tuple[float, bool] | None = None
+        self._deadline = 0.0  # of the answer that is under way
 
     def about(self) -> NodeInfo:
         about = self.get("/v1/node")
@@ -184,25 +187,24 @@ class Node:
         if self._connection is None:
             kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
             self._connection = kind(parts.hostname or "", parts.port, timeout=self._pace.connect_s)
+            self._connection.response_class = _answer_by(lambda: self._deadline)
             self._connection.connect()
             self._headers = {"Authorization": f"Bearer {self._token.open()}"} if self._token is not None else {}
         connection = self._connection
+        asked_at = time.monotonic()
         patience_s = self._pace.read_s + wait_s
         connection.sock.settimeout(patience_s)
-        asked_at = time.monotonic()
+        self._deadline = asked_at + patience_s
         connection.request("GET", target, headers=self._headers)
         response = connection.getresponse()
         if not wait_s:
             self.answer_s = time.monotonic() - asked_at
-        deadline = time.monotonic() + patience_s
         body = bytearray()
         while piece := response.read1(_CHUNK_BYTES):
             body += piece
             if len(body) > _ANSWER_BYTES_MAX:
                 self.close()
                 raise FormatError(f"an answer of {self.url} is too large", hint="is it a block node?")
-            if time.monotonic() > deadline:
-                raise TimeoutError("the answer does not end")
         if response.length:
             raise ConnectionError("the answer ended before its end")
         response.close()  # by pieces it does not see its own end, and the connection could not be used again
@@ -368,6 +370,41 @@ class NodeClient:
     def close(self) -> None:
         for node in self.nodes:
             node.close()
+
+
+class _Until(io.RawIOBase):
+    """What a socket receives, up to a moment: each read waits for what is left of the time, and no longer."""
+
+    def __init__(self, sock: socket.socket, deadline: float) -> None:
+        self._sock, self._deadline = sock, deadline
+        self._received = sock.makefile("rb", buffering=0)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int | None:
+        left_s = self._deadline - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError("the answer does not end")
+        self._sock.settimeout(left_s)
+        return self._received.readinto(buffer)
+
+    def close(self) -> None:
+        self._received.close()
+        super().close()
+
+
+def _answer_by(deadline: Callable[[], float]) -> type[http.client.HTTPResponse]:
+    """Answers whose status line, headers and sizes of chunks have to be here in time, as their bodies have: a node may
+    drip in none of them for ever."""
+
+    class Answered(http.client.HTTPResponse):
+        def __init__(self, sock: socket.socket, *args: Any, **more: Any) -> None:
+            super().__init__(sock, *args, **more)
+            self.fp.close()
+            self.fp = io.BufferedReader(_Until(sock, deadline()))
+
+    return Answered
 
 
 def _refusal(said: str, code: object) -> EvermarkError:
