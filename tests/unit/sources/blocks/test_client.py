@@ -137,3 +137,15 @@ def test_a_connection_is_used_again() -> None:
     with serving(good) as (server, node):
         assert [node.get("/v1/node") for _ in range(3)] == [{"n": 1}] * 3
         assert server.connections == 1
+
+
+def test_an_answer_that_ends_its_connection_is_followed_by_another_connection() -> None:
+    """GIVEN a node, or a proxy in front of one, that closes after each answer and says so THEN it is asked again."""
+
+    def close(connection: socket.socket) -> bool:
+        connection.sendall(GOOD.replace(b"\r\n", b"\r\nConnection: close\r\n", 1))
+        return False
+
+    with serving(close) as (server, node):
+        assert [node.get("/v1/node") for _ in range(3)] == [{"n": 1}] * 3
+        assert server.connections == 3

@@ -184,7 +184,7 @@ class Node:
 
     def _exchange(self, target: str, wait_s: float) -> tuple[int, bytes, str | None]:
         parts = urlsplit(self.url)
-        if self._connection is None:
+        if self._connection is None or self._connection.sock is None:  # none: the last answer ended its connection
             kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
             self._connection = kind(parts.hostname or "", parts.port, timeout=self._pace.connect_s)
             self._connection.response_class = _answer_by(lambda: self._deadline)
