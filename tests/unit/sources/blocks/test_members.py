@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import time
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -13,6 +15,7 @@ from evermark.sources.blocks.decide.resume import Answer, StreamState
 from evermark.sources.blocks.nodes.client import Listing
 from evermark.sources.blocks.nodes.members import MemberCache, members_at
 from evermark.sources.blocks.stream_choice import BotStreams, ChosenStreams
+from simulator.blocks import plans as plans_in_memory
 from simulator.blocks.node import ModelNode
 from simulator.blocks.pipeline import Crash, Cut, Pipeline, pipeline
 from simulator.blocks.plans import MemoryPlans
@@ -156,6 +159,25 @@ def test_a_leave_is_taken_and_after_it_the_stream_is_nobodys(cut: Cut | None) ->
     pipe.drain(ALL)
     assert sorted(pipe.ids("a")) == sorted(node.hashes("a"))
     assert "a" in plans.streams
+
+
+@pytest.mark.parametrize("seen", [True, False], ids=["an hour ahead", "some minutes ahead until now"])
+def test_a_clock_that_is_ahead_doubles_nothing(seen: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """GIVEN a node whose clock is ahead of State's, or was until it was set WHEN a bot leaves a stream that is new
+    and joins again THEN the stream is compared with the log, and nothing is logged twice."""
+    now_us = time.time_ns() // 1000
+    monkeypatch.setattr(plans_in_memory, "_numbers", itertools.count(now_us))
+    ahead_us = (3600 if seen else 500) * 1_000_000
+    node = ModelNode(snapshot_every=10, numbers=itertools.count(now_us + ahead_us))
+    node.ahead_us = ahead_us if seen else 0
+    node.create("room", members=["ann"])
+    pipe = _read(node, Some(), MemoryPlans())
+    for leave in (False, True, False):
+        node.join("room", "bot", leave=leave)
+        node.say("room", 3)
+        node.seal("room")
+        pipe.drain(ALL)
+    assert sorted(pipe.ids("room")) == sorted(set(node.hashes("room")))
 
 
 def test_another_set_of_bots_is_looked_for_in_all_streams() -> None:

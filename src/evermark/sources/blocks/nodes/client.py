@@ -100,6 +100,7 @@ class Node:
 
     page_blocks = 100  # blocks in one answer, until the node says how many it gives
     answer_s = 0.0  # how long the last answer took to come
+    ahead_us = 0  # how far its clock was ahead of ours at the last answer; 0 if it was not
 
     def __init__(self, url: str, token: Hidden | None, pace: Pace) -> None:
         self.url = url.rstrip("/")
@@ -180,7 +181,9 @@ class Node:
                     said = f"the block node at {self.url} does not answer: {type(error).__name__}"
                     hint = "start it, or name more nodes in the source's `nodes`"
                     raise UnreachableError(said, hint=hint) from error
-        return self._read(path, status, body), _us_of(date)
+        now_us = _us_of(date)
+        self.ahead_us = max(0, now_us - time.time_ns() // 1000)
+        return self._read(path, status, body), now_us
 
     def _exchange(self, target: str, wait_s: float) -> tuple[int, bytes, str | None]:
         parts = urlsplit(self.url)

@@ -55,6 +55,7 @@ _PROBED_MAX = 20
 _STALE_POLL_S = 1.0
 _REFUSED_MAX = 20  # streams that a node may refuse in one look and still count as well
 _LOOK_S = 1.0  # for about this long a listing is read on that holds nothing to take
+_CLOCKS_APART_US = 600_000_000  # by how much a node's clock may have been set since a stream was made, and go unnoticed
 _JUST_NOW_US = 2**62  # of a state that a tick not yet confirmed removes: later than any time a node has
 _LIES = (FormatError, GapError, DeniedError)
 _WARNED = {
@@ -344,6 +345,8 @@ class Planner:
         cookie = known.cookie if known is not None and stream in self._tracked else None
         last = look.draft.moves.get(stream) or look.moves.get(stream)
         forgot_us = _JUST_NOW_US if look.anew or (last is not None and last.forgotten) else look.state.forgot_us
+        if forgot_us:  # by State's clock, and compared with a stream's beginning by the nodes'
+            forgot_us += max(node.ahead_us for node in self._client.nodes) + _CLOCKS_APART_US
         witness = self._plans.witness(stream) if known is None and forgot_us else None
         untold = forgot_us > 0 if known is None else known.repeats_below == UNTOLD
 
