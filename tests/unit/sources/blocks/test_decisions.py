@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from evermark.errors import ConfigError, FormatError, GapError, IdentityError
 from evermark.secrets import Plain
 from evermark.sources.base import Limit
-from evermark.sources.blocks.chain import START, Cookie, EventKind, make_event
+from evermark.sources.blocks.chain import START, Cookie, EventKind, make_block, make_event
 from evermark.sources.blocks.decide.resume import Answer, Case, Room, StreamState, answer_from, decide, fitted
 from evermark.sources.blocks.decide.ticks import EARLIEST, Item, Move, Position, Tick, partition_of, path, slices
 from evermark.sources.blocks.read.rows import envelope
@@ -155,6 +155,22 @@ def test_an_answer_that_says_more_and_leads_nowhere_is_an_error() -> None:
     assert not answer_from(wire, "a", at).more
     with pytest.raises(FormatError, match="more"):
         answer_from({**wire, "more": True}, "a", at)
+
+
+@pytest.mark.parametrize("number", [10**12 - 2, 10**12 - 1, 10**13])
+def test_a_block_that_has_no_position_makes_its_stream_stale(number: int) -> None:
+    """GIVEN a stream whose blocks have numbers that no position can hold, taken from its snapshot on WHEN read THEN
+    it is stale, and the others are taken; the last number that fits is taken."""
+    node, plans = _grown(1), MemoryPlans()
+    node.create("far")
+    it = node.streams["far"]
+    it.blocks = [make_block("far", Cookie(number, "a" * 64), 1, (node.event("far"),), it.blocks[0].snapshot)]
+    pipe = pipeline([node], plans, whole=False)
+    pipe.step(ALL)
+    assert pipe.ids("a") == node.hashes("a")[-len(pipe.ids("a")) :] != []
+    fits = number < 10**12 - 1
+    assert set(plans.gaps) == (set() if fits else {"far"})
+    assert pipe.ids("far") == (node.hashes("far") if fits else [])
 
 
 def test_an_event_of_the_minipool_is_left_out_in_whichever_batch_its_block_comes() -> None:

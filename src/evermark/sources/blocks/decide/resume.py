@@ -31,6 +31,7 @@ from evermark.sources.blocks.chain import (
     verify_event,
 )
 
+BLOCKS_MAX = 10**12  # a position has twelve digits for a block's number
 UNTOLD = 2**62  # how far the stream was once taken is unknown: no node was asked that has all of it
 
 
@@ -128,6 +129,9 @@ def answer_from(wire: Any, stream: str, asked: Cookie | None) -> Answer:
         said = f"stream {stream}: the node says that it has more, and gives no block"
         raise FormatError(said, hint="ask another node: a reader would ask this one for ever")
     end = verify_chain(blocks, None if reset else asked)
+    if cookie.minipool_gen >= BLOCKS_MAX:
+        said = f"stream {stream}: block {cookie.minipool_gen} has no position: its number is too large"
+        raise FormatError(said, hint="a node that makes such blocks is not supported")
     if (end or asked) != cookie:
         said = f"stream {stream}: the answer's cookie is not that of its last block"
         raise FormatError(said, hint="ask another node")
