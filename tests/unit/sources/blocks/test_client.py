@@ -6,10 +6,11 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import pytest
 
-from evermark.errors import UnreachableError
+from evermark.errors import FormatError, UnreachableError
 from evermark.sources.blocks.nodes.client import Node
 from evermark.sources.blocks.target import Pace
 
@@ -149,3 +150,30 @@ def test_an_answer_that_ends_its_connection_is_followed_by_another_connection() 
     with serving(close) as (server, node):
         assert [node.get("/v1/node") for _ in range(3)] == [{"n": 1}] * 3
         assert server.connections == 3
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/node", b'{"node": "n", "follows": "http://other", "followed": []}'),
+        ("/v1/node", b'{"node": "n", "follows": "http://other", "followed": {"node": 5}}'),
+        ("/v1/streams", b'{"node": "n", "streams": [], "touched": Infinity}'),
+        ("/v1/streams", b'{"node": "n", "streams": [], "touched": NaN}'),
+        ("/v1/streams", b'{"node": "n", "streams": [], "touched": 9223372036854775808}'),
+        ("/v1/streams", b'{"node": "n", "streams": [5], "touched": 1}'),
+        ("/v1/streams", b'{"node": "n", "streams": 5, "touched": 1}'),
+    ],
+    ids=lambda value: None if isinstance(value, str) else value[13:].decode(),
+)
+def test_what_a_node_says_of_itself_in_no_format_is_one_kind_of_error(path: str, body: bytes) -> None:
+    """GIVEN JSON with other types and numbers than there can be THEN it is a `FormatError`, so that another node is
+    asked."""
+
+    def answer(connection: socket.socket) -> bool:
+        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        return True
+
+    with serving(answer) as (_, node):
+        ask: Callable[[], object] = node.about if path == "/v1/node" else partial(node.listing, 0, 0.0)
+        with pytest.raises(FormatError):
+            ask()

@@ -112,7 +112,8 @@ class Node:
 
     def about(self) -> NodeInfo:
         about = self.get("/v1/node")
-        leader = about.get("followed", {}).get("node") if about.get("follows") else None
+        followed = about.get("followed") if about.get("follows") else None
+        leader = followed.get("node") if isinstance(followed, dict) else followed
         if not isinstance(about.get("node"), str) or not (leader is None or isinstance(leader, str)):
             raise FormatError(f"{self.url} does not say which node it is", hint="is it a block node?")
         settings = about.get("settings")
@@ -133,10 +134,10 @@ class Node:
         answer, now_us = self._ask("/v1/streams", asked, wait_s)
         try:
             rows = tuple(
-                Listed(str(row["stream"]), str(row["kind"]), int(row["touched"]), bool(row["deleted"]))
+                Listed(str(row["stream"]), str(row["kind"]), _number(row["touched"]), row["deleted"] is True)
                 for row in answer["streams"]
             )
-            listing = Listing(str(answer["node"]), rows, int(answer["touched"]), now_us)
+            listing = Listing(str(answer["node"]), rows, _number(answer["touched"]), now_us)
             # Each row leads on, and none comes after a later one: a reader goes on from where it was in a listing.
             numbers = [touched_after, *(row.touched for row in rows), listing.touched]
             in_place = bool(rows) and numbers[0] == numbers[1]
@@ -424,8 +425,15 @@ def _refusal(said: str, code: object) -> EvermarkError:
     return BusyError(said, hint="it is tried again, and another node is asked")
 
 
+def _number(value: object) -> int:
+    """State keeps numbers of 63 bits."""
+    if type(value) is not int or not 0 <= value < 2**63:
+        raise ValueError("no number of a listing")
+    return value
+
+
 def _us_of(date: str | None) -> int:
     try:
         return int(parsedate_to_datetime(date or "").timestamp()) * 1_000_000
-    except ValueError:
+    except (ValueError, OverflowError):
         return time.time_ns() // 1000
