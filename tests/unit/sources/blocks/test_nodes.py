@@ -187,3 +187,23 @@ def test_a_node_that_is_not_well_makes_no_stream_stale(dies: bool) -> None:
     with pytest.raises(BusyError):
         pipe.step(ALL)
     assert len(plans.gaps) <= (0 if dies else 20)
+
+
+def test_a_node_with_another_history_ends_no_gap_that_another_node_can_fill() -> None:
+    """GIVEN two nodes, the first with another history from somewhere in a gap of several pages on WHEN the gap is
+    filled THEN with the blocks of the other node, and nobody is asked which history is right."""
+    well = ModelNode("one", page_blocks=3)
+    well.create("a")
+    other = _sealed(well, 4).copied("two")
+    blocks = _sealed(well, 8).streams["a"].blocks
+    _sealed(other, 8)
+    client = NodeClient([other, well], PACE)
+    pages = list(client.between("a", (1, blocks[0].hash), (10, blocks[9].hash)))
+    assert [block for page in pages for block in page] == blocks[1:10]
+
+
+def _sealed(node: ModelNode, blocks: int) -> ModelNode:
+    for _ in range(blocks):
+        node.say("a")
+        node.seal("a")
+    return node

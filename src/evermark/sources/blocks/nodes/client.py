@@ -310,8 +310,9 @@ class NodeClient:
     def between(self, stream: str, first: Pin, last: Pin) -> Iterator[list[Block]]:
         """The blocks between two pins, page by page; each follows the one before it, and the last leads to `last`."""
         at = Cookie(*first)
+        ours: set[Node] = set()
         while at.minipool_gen < last[0]:
-            page = self.ask_any(partial(self._verified, stream, at, last), patience_s=self.pace.patience_s)
+            page = self.ask_any(partial(self._verified, stream, at, last, ours), patience_s=self.pace.patience_s)
             yield page
             at = page[-1].cookie
 
@@ -354,10 +355,15 @@ class NodeClient:
         if block.hash != at.prev_miniblock_hash:
             raise fork(stream, block.number)
 
-    def _verified(self, stream: str, at: Cookie, last: Pin, node: Node) -> list[Block]:
+    def _verified(self, stream: str, at: Cookie, last: Pin, ours: set[Node], node: Node) -> list[Block]:
+        """A page of this node. Of several nodes one may have another history, in which each page is sound by itself:
+        its first page that does not reach to the last pin is taken only if it has the block there (`ours`)."""
         self._throttle()
         page = node.page(stream, at.minipool_gen, last[0])
         end = verify_chain(page, at)
+        if end is not None and end.minipool_gen < last[0] and len(self.nodes) > 1 and node not in ours:
+            self.require_chain(node, stream, Cookie(*last))
+            ours.add(node)
         if end is not None and (end.minipool_gen > last[0] or (end.minipool_gen == last[0] and end != Cookie(*last))):
             raise IdentityError(
                 f"stream {stream}: the blocks up to {last[0]} do not lead to the expected hash: this is another chain",
