@@ -6,8 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
-from evermark.errors import FormatError
+from evermark.errors import BusyError, FormatError
 from evermark.sources.base import Limit
+from evermark.sources.blocks.chain import Cookie
+from evermark.sources.blocks.decide.resume import Answer
 from evermark.sources.blocks.nodes.client import Listed, Listing, Node
 from evermark.sources.blocks.stream_choice import BotStreams, ChosenStreams
 from evermark.sources.blocks.target import Pace
@@ -72,6 +74,50 @@ def test_a_look_that_finds_nothing_ends_in_time_and_the_next_goes_on_from_there(
     node.pages_listed = 0
     while not pipe.step(ALL):
         pass
+    assert pipe.ids("room") == node.hashes("room")
+
+
+class Strained(ModelNode):
+    """Refuses every request from the tenth on, until it has rested."""
+
+    asked = 0
+
+    def view(self, stream: str, cookie: Cookie | None) -> Answer:
+        self._strain()
+        return super().view(stream, cookie)
+
+    def listing(self, touched_after: int, wait_s: float) -> Listing:
+        self._strain()
+        rows: list[Listed] = []
+        while some := super().listing(rows[-1].touched if rows else touched_after, wait_s).rows:
+            rows += some
+        last = rows[-1].touched if rows else touched_after
+        return Listing(self.name, tuple(rows), last, self._touched)
+
+    def _strain(self) -> None:
+        self.asked += 1
+        if self.asked >= 10:
+            raise BusyError("503 busy")
+
+
+def test_what_was_looked_through_before_a_node_refused_is_not_looked_through_again() -> None:
+    """GIVEN a page of many streams without a bot, and a node that refuses after a few requests WHEN it is looked at
+    again and again THEN each look goes on where the one before it was refused, and the stream at the end is taken."""
+    node = Strained()
+    for n in range(40):
+        node.create(f"s{n}")
+    node.create("room", members=["bot"])
+    node.say("room")
+    pipe = pipeline([node], choice=BotStreams(Some()))
+    refused = 0
+    while not pipe.ids("room"):
+        node.asked = 0
+        try:
+            pipe.step(ALL)
+        except BusyError:
+            refused += 1
+            assert refused < 10
+    assert refused > 3
     assert pipe.ids("room") == node.hashes("room")
 
 

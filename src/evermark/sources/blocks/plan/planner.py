@@ -155,15 +155,22 @@ class Planner:
             self._look_at_owed(look)
             self._look_through_listing(look)
         except TRANSIENT:
-            if not draft.items:
-                raise  # otherwise the draft is taken first
+            if not draft.items:  # otherwise the draft is taken first
+                if draft.touched > touched:
+                    self._note_listed(look, way, after, choice)
+                raise
         if draft.items:
             return self._plans.add(partition, Tick(after, 0, draft.touched, choice), draft.items)
-        self._listed[partition] = _ListedTo(after, choice, draft.touched)
-        news = draft.touched > state.touched or (draft.touched == state.touched and choice != state.choice)
-        if not way and news:
-            self._plans.note_listed(partition, state.confirmed, draft.touched, choice)
+        self._note_listed(look, way, after, choice)
         return None
+
+    def _note_listed(self, look: _Look, way: list[Tick], after: int, choice: str) -> None:
+        """Nothing is to be taken of what was looked through: it need not be looked through again."""
+        touched, state = look.draft.touched, look.state
+        self._listed[look.partition] = _ListedTo(after, choice, touched)
+        news = touched > state.touched or (touched == state.touched and choice != state.choice)
+        if not way and news:
+            self._plans.note_listed(look.partition, state.confirmed, touched, choice)
 
     def _listed_to(self, partition: int, state: PlanState, way: list[Tick], after: int, choice: str) -> tuple[int, int]:
         """How far the listing was read, and up to where streams with state need no second look."""
@@ -214,6 +221,8 @@ class Planner:
             mine = [row for row in listing.rows if partition_of(row.stream, self._target.partitions) == look.partition]
             known = self._known(look, [row.stream for row in mine])
             for row in mine:
+                # Streams that changed together share a number: it is passed when the last of them was looked at.
+                draft.touched = max(draft.touched, row.touched - 1)
                 # A stream may be listed twice, and may have been looked at before the listing came.
                 move = draft.moves.get(row.stream) or known.get(row.stream)
                 move = move if move is not None and move.known is not None else None
@@ -222,8 +231,6 @@ class Planner:
                 if row.deleted and move is not None and not draft.is_full():
                     draft.put_gone(row.stream, row.kind, move)
                 elif draft.is_full() or not self._look_at(look, row.stream, row.kind, move):
-                    # Streams that changed together share a number: it is passed when the last of them was looked at.
-                    draft.touched = max(draft.touched, row.touched - 1)
                     return
             draft.touched = listing.touched
             if not listing.rows or listing.touched > began_us or self._clock() > deadline:
