@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -14,7 +15,7 @@ from evermark.sources.blocks.nodes.client import Listed, Listing, Node
 from evermark.sources.blocks.stream_choice import BotStreams, ChosenStreams
 from evermark.sources.blocks.target import Pace
 from simulator.blocks.node import ModelNode
-from simulator.blocks.pipeline import pipeline
+from simulator.blocks.pipeline import PACE, pipeline
 from tests.unit.sources.blocks.test_members import Some
 
 ALL = Limit(wait_s=0.0)
@@ -75,6 +76,34 @@ def test_a_look_that_finds_nothing_ends_in_time_and_the_next_goes_on_from_there(
     while not pipe.step(ALL):
         pass
     assert pipe.ids("room") == node.hashes("room")
+
+
+@pytest.mark.parametrize("grows", [False, True], ids=["at rest", "growing"])
+def test_a_long_gap_leaves_room_for_what_is_said_now(grows: bool) -> None:
+    """GIVEN streams with gaps of many batches WHEN somebody says something in another stream THEN it is in the next
+    batch, and the gaps are filled side by side."""
+    node = ModelNode(page_blocks=10, resume_blocks=4)
+    for stream in ("a", "b", "live"):
+        node.create(stream)
+    pipe = pipeline([node], pace=replace(PACE, blocks_max=20))
+    pipe.drain(ALL)
+    for stream in ("a", "b"):
+        for _ in range(200):
+            node.say(stream)
+            node.seal(stream)
+    for _ in range(3):
+        pipe.step(ALL)
+    for _ in range(5):
+        if grows:
+            node.say("a")
+            node.seal("a")
+        said = node.say("live")
+        pipe.step(ALL)
+        assert pipe.ids("live")[-1:] == said
+    assert all(20 < len(pipe.ids(stream)) < 200 for stream in ("a", "b"))
+    pipe.drain(ALL)
+    for stream in ("a", "b", "live"):
+        assert pipe.ids(stream) == node.hashes(stream)
 
 
 class Strained(ModelNode):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 from evermark.errors import EvermarkError
@@ -33,6 +35,36 @@ class Draft:
     def is_full(self) -> bool:
         no_room = self.room.rows <= 0 or self.room.blocks <= 0 or self._carried_left <= 0
         return bool(self.items) and (no_room or len(self.items) > self._items_max)
+
+    @contextmanager
+    def held_back(self) -> Iterator[None]:
+        """Meanwhile a quarter of the room is kept for what comes after."""
+        rows, blocks, left, items = (
+            whole // 4 for whole in (self.room.rows, self.room.blocks, self._carried_left, self._items_max)
+        )
+        self._give_back(-rows, -blocks, -left, -items)
+        try:
+            yield
+        finally:
+            self._give_back(rows, blocks, left, items)
+
+    def share_of(self, streams: int) -> Room:
+        return Room(self.room.rows // max(1, streams), self.room.blocks // max(1, streams))
+
+    @contextmanager
+    def at_most(self, share: Room) -> Iterator[None]:
+        """Meanwhile there is no more room than this."""
+        rows, blocks = max(0, self.room.rows - share.rows), max(0, self.room.blocks - share.blocks)
+        self._give_back(-rows, -blocks)
+        try:
+            yield
+        finally:
+            self._give_back(rows, blocks)
+
+    def _give_back(self, rows: int, blocks: int, left: int = 0, items: int = 0) -> None:
+        self.room = Room(self.room.rows + rows, self.room.blocks + blocks)
+        self._carried_left += left
+        self._items_max += items
 
     def put_gone(self, stream: str, kind: str, move: Move) -> None:
         was = move.known.incarnation if move.known is not None else ""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import structlog
@@ -54,6 +54,7 @@ _POLL_S = 0.2
 _PROBED_MAX = 20
 _STALE_POLL_S = 1.0
 _REFUSED_MAX = 20  # streams that a node may refuse in one look and still count as well
+_SHARES_MAX = 8  # streams of which a batch holds a part each
 _LOOK_S = 1.0  # for about this long a listing is read on that holds nothing to take
 _CLOCKS_APART_US = 600_000_000  # by how much a node's clock may have been set since a stream was made, and go unnoticed
 _JUST_NOW_US = 2**62  # of a state that a tick not yet confirmed removes: later than any time a node has
@@ -89,6 +90,7 @@ class _Look:
     not_now: set[str]  # stale streams that are not tried in this look
     tried: set[str]  # stale streams that are
     anew: bool  # confirmed states do not count, but can be compared
+    owed: set[str] = field(default_factory=set)  # streams that had more than a batch could hold
     refused: int = 0  # streams that the node could not answer, though it is well otherwise
 
 
@@ -152,7 +154,8 @@ class Planner:
             not_now |= {stream for stream in due if not self._can_be_had(partition, stream, stale[stream])}
             look.tried = set(due) - not_now
             self._apply_accepted_forks(look, way)
-            self._look_at_owed(look)
+            with draft.held_back():
+                self._look_at_owed(look)
             self._look_through_listing(look)
         except TRANSIENT:
             if not draft.items:  # otherwise the draft is taken first
@@ -196,16 +199,21 @@ class Planner:
                 look.moves[stream] = replace(move, known=replace(move.known, fork_accepted=True))
 
     def _look_at_owed(self, look: _Look) -> None:
-        """Streams that had more than a batch could hold, and stale streams whose blocks may be had now."""
+        """Streams that had more than a batch could hold, and stale streams whose blocks may be had now: each
+        with a share, and not with all the room, or a long gap would keep what others say waiting until it is filled."""
         owed = {stream for stream, move in look.moves.items() if move.more}
         if look.state.has_unfinished and not look.anew:
             owed |= {stream for stream in self._plans.unfinished(look.partition) if stream not in look.moves}
-        for stream in sorted((owed - look.not_now) | look.tried):
+        look.owed = owed
+        streams = sorted((owed - look.not_now) | look.tried)
+        share = look.draft.share_of(min(len(streams), _SHARES_MAX))
+        for stream in streams:
             if look.draft.is_full():
                 return
             move = self._known(look, [stream]).get(stream)
-            if not self._look_at(look, stream, move.kind if move is not None else "", move):
-                return
+            with look.draft.at_most(share):
+                if not self._look_at(look, stream, move.kind if move is not None else "", move):
+                    return
 
     def _look_through_listing(self, look: _Look) -> None:
         """What changes while the listing is read waits for the next look, or on a busy node there would be no end."""
@@ -226,8 +234,9 @@ class Planner:
                 # A stream may be listed twice, and may have been looked at before the listing came.
                 move = draft.moves.get(row.stream) or known.get(row.stream)
                 move = move if move is not None and move.known is not None else None
-                if not self._is_chosen(look, row, move):
-                    continue
+                left_over = row.stream in look.owed and move is not None and move.more and not row.deleted
+                if left_over or not self._is_chosen(look, row, move):
+                    continue  # what is left over of a stream has its share, whether the stream is listed or not
                 if row.deleted and move is not None and not draft.is_full():
                     draft.put_gone(row.stream, row.kind, move)
                 elif draft.is_full() or not self._look_at(look, row.stream, row.kind, move):
