@@ -15,10 +15,9 @@ from typing import Any
 import pyarrow as pa
 import structlog
 
-from evermark.errors import GapError, NotFoundError
+from evermark.errors import FormatError, GapError, NotFoundError
 from evermark.event import Seen
 from evermark.sources.base import Condition, Forks, Limit, Slice, Source, StaleStream, StaleStreams, Untaken
-from evermark.sources.blocks.chain import UnreadableError
 from evermark.sources.blocks.decide.ticks import EARLIEST, Position, partition_of, path, sharing, slices, way_to
 from evermark.sources.blocks.nodes.client import Node, NodeClient
 from evermark.sources.blocks.nodes.members import members_of
@@ -161,8 +160,10 @@ class BlockStreams(Source, Forks):
 
             try:
                 return choice.wants(stream, kind, lambda: client.ask_any(ask))
-            except UnreadableError:
-                return True  # the unreadable event may be a bot's join
+            except NotFoundError:
+                return False  # no node has it any more, though none has listed it as deleted
+            except (FormatError, GapError):
+                return True  # what no node says truly, an unreadable event say, may be a bot's join
 
         with closing(self._open_client(self.target)) as client:  # its own: reading goes on in another thread
             for partition in self.partitions():

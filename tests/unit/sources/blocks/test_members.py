@@ -180,6 +180,24 @@ def test_a_clock_that_is_ahead_doubles_nothing(seen: bool, monkeypatch: pytest.M
     assert sorted(pipe.ids("room")) == sorted(set(node.hashes("room")))
 
 
+@pytest.mark.parametrize("what", ["gone", "lied about"])
+def test_one_stream_that_cannot_be_asked_for_keeps_no_others_state(what: str) -> None:
+    """GIVEN streams without bots by now, one of which its node lost, or lies about WHEN tidied up THEN the state of the
+    others is removed, and that of a stream that nobody has any more; of a lie nothing follows."""
+    node, plans, bots = ModelNode(), MemoryPlans(), Some({"bot", "other"})
+    for stream, member in (("a", "other"), ("b", "other"), ("c", "bot")):
+        _room(node, stream, member, count=1)
+    pipe = _read(node, bots, plans, keep_unwanted_s=0.0)
+    pipe.drain(ALL)
+    bots.names = {"bot"}
+    if what == "gone":
+        del node.streams["a"]
+    else:
+        node.lies.add(("a", 1))
+    pipe.source.upkeep()
+    assert set(plans.streams) == ({"c"} if what == "gone" else {"a", "c"})
+
+
 def test_another_set_of_bots_is_looked_for_in_all_streams() -> None:
     """GIVEN a bot registered later WHEN its version shows THEN streams it is in are taken though nothing is new."""
     node, plans, bots = ModelNode(), MemoryPlans(), Some(set())
