@@ -310,8 +310,10 @@ def block_from(wire: Any, stream: str, *, raw: bool = False) -> Block:
     what = f"a block of stream {stream}"
     sent = _read(_SENT_BLOCKS, what, wire)
     hashes = sent.header.get("event_hashes")
-    named = [*(hashes if isinstance(hashes, list) else ()), *[""] * len(sent.events)]
-    pairs = zip(sent.events, named, strict=False)
+    named = hashes if isinstance(hashes, list) else []
+    if len(named) != len(sent.events):  # found before anything of an event is kept: they may be a million
+        raise FormatError(f"{what}: its events are not those its header names", hint=_HINT_LIE)
+    pairs = zip(sent.events, named, strict=True)
     events = tuple(event_or_raw(event, name) if raw else event_from(event) for event, name in pairs)
     return _read(_BLOCKS, what, {**sent.header, "stream": stream, "events": events})
 

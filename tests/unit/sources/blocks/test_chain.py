@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from evermark.error_policy import Action, action_for
 from evermark.errors import FormatError, GapError, IdentityError
+from evermark.sources.blocks import chain
 from evermark.sources.blocks.chain import (
     GENESIS_PREVIOUS,
     START,
@@ -219,3 +220,16 @@ def test_canonical_text_is_that_of_rfc_8785() -> None:
     value = {"b": 'é"\\/\u2028', "a": ["\u0000\u001f\b\n\r\t\f\x7f", 10, None]}
     said = '{"a":["\\u0000\\u001f\\b\\n\\r\\t\\f\x7f",10,null],"b":"é\\"\\\\/\u2028"}'
     assert canonical(value) == said.encode()
+
+
+@pytest.mark.parametrize("hashes", [None, [], ["0" * 64]], ids=["none", "no hash", "one hash"])
+def test_events_that_no_header_names_are_refused_before_any_is_kept(
+    hashes: list[str] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GIVEN a block with many events that are none WHEN its header names fewer THEN it is refused, and no event was
+    looked at: each would be kept with the reason why it cannot be read."""
+    looked: list[object] = []
+    monkeypatch.setattr(chain, "event_or_raw", lambda *event: looked.append(event))
+    with pytest.raises(FormatError, match="header names"):
+        block_from({"header": {"number": 1, "event_hashes": hashes}, "events": [1] * 1000}, STREAM, raw=True)
+    assert looked == []

@@ -157,6 +157,15 @@ def test_an_answer_that_says_more_and_leads_nowhere_is_an_error() -> None:
         answer_from({**wire, "more": True}, "a", at)
 
 
+def test_a_minipool_that_is_never_sealed_is_refused_before_any_event_is_read() -> None:
+    """GIVEN a minipool of more events than any node leaves unsealed THEN it is an error, however few can be read."""
+    block = _grown(1).streams["a"].blocks[0]
+    wire = {"reset": True, "blocks": [block.wire()], "cookie": block.cookie.wire()}
+    assert answer_from({**wire, "minipool": [1] * 10}, "a", None).pool == ()
+    with pytest.raises(FormatError, match="minipool"):
+        answer_from({**wire, "minipool": [1] * 100_001}, "a", None)
+
+
 @pytest.mark.parametrize("number", [10**12 - 2, 10**12 - 1, 10**13])
 def test_a_block_that_has_no_position_makes_its_stream_stale(number: int) -> None:
     """GIVEN a stream whose blocks have numbers that no position can hold, taken from its snapshot on WHEN read THEN

@@ -32,6 +32,7 @@ from evermark.sources.blocks.chain import (
 )
 
 BLOCKS_MAX = 10**12  # a position has twelve digits for a block's number
+_POOL_MAX = 100_000  # events; what cannot be read of them costs time
 UNTOLD = 2**62  # how far the stream was once taken is unknown: no node was asked that has all of it
 
 
@@ -114,6 +115,9 @@ def answer_from(wire: Any, stream: str, asked: Cookie | None) -> Answer:
     """The answer as it came over the wire, verified as far as possible without the stream's state."""
     if not isinstance(wire, dict) or not all(isinstance(wire.get(name), list) for name in ("blocks", "minipool")):
         raise FormatError(f"stream {stream}: this is not an answer to `get stream`", hint="is it a block node?")
+    if len(wire["minipool"]) > _POOL_MAX:
+        said = f"stream {stream}: {len(wire['minipool'])} events are in its minipool"
+        raise FormatError(said, hint="a node that seals no blocks is not supported")
     blocks = tuple(block_from(block, stream, raw=True) for block in wire["blocks"])
     # Unreadable events of the minipool wait for their block, which vouches for their hashes: an event taken by its
     # claimed hash alone would be left out when it comes as itself.
