@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -20,7 +21,7 @@ from evermark.sources.blocks.read.rows import envelope
 from evermark.sources.blocks.stream_choice import ChosenStreams
 from evermark.sources.blocks.target import BlocksTarget
 from simulator.blocks.node import ModelNode
-from simulator.blocks.pipeline import Crash, pipeline
+from simulator.blocks.pipeline import PACE, Crash, pipeline
 from simulator.blocks.plans import MemoryPlans
 
 ALL = Limit(wait_s=0.0)
@@ -441,6 +442,28 @@ def test_a_batch_that_is_full_leaves_the_others_for_the_next() -> None:
     pipe.drain(Limit(rows_max=1, wait_s=0.0))
     for stream in ("a", "b", "c"):
         assert pipe.ids(stream) == node.hashes(stream)
+
+
+@pytest.mark.parametrize("what", ["settings", "tags", "members"])
+def test_a_plan_carries_no_more_than_it_may_whatever_events_are_made_of(what: str) -> None:
+    """GIVEN streams whose events have long settings or tags, or that have many members WHEN planned THEN what State has
+    to keep of a batch is bounded by what a plan may carry, and by the last stream put into it."""
+    long = "v" * 2000
+    node, plans = ModelNode(snapshot_every=1), MemoryPlans()
+    for n in range(40):
+        stream = f"s{n}"
+        node.create(stream, members=[f"{n}{long}" for n in range(2 if what == "members" else 0)])
+        said: Any = {what: {"k": long}} if what != "members" else {}
+        node.add(stream, make_event(stream, EventKind.SETTINGS, "a", at_us=1, nonce=str(n), **said))
+    pace = replace(PACE, carried_bytes_max=20_000)
+    pipe = pipeline([node], plans, pace=pace)
+    while pipe.step(ALL, "unconfirmed"):
+        pass
+    for tick in plans.ticks(0):
+        kept = sum(len(json.dumps(item.carried)) for item in plans.items(0, tick.ends))
+        assert kept < 20_000 + 6_000
+    for n in range(40):
+        assert pipe.ids(f"s{n}") == node.hashes(f"s{n}")
 
 
 def test_idle_streams_are_not_remembered() -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -15,7 +16,7 @@ from evermark.sources.blocks.nodes.client import TRANSIENT, NodeClient
 from evermark.sources.blocks.target import Pace
 
 _ITEMS_OF_A_STREAM_MAX = 5
-_EVENT_BYTES = 300  # of an event besides its payload, about
+_AS_STORED = json.JSONEncoder(separators=(",", ":"))
 
 
 class Unpinned(EvermarkError):
@@ -88,19 +89,21 @@ class Draft:
     ) -> None:
         """`members`: of the stream where the part ends; given if the part ends taking the stream again."""
         opening = _opening(part)
-        carried, size = _carried(part)
+        carried = _carried(part)
+        size = _bytes_of(carried)
         if part.blocks and (size > self._carried_left or size > self._pace.carried_bytes_max // 4):
             # Blocks that are too large to be carried are fetched again by the tasks; the minipool is carried.
             part = replace(part, fetch_to=part.blocks[-1].cookie, blocks=())
-            carried, size = _carried(part)
+            carried = _carried(part)
+            size = _bytes_of(carried)
         try:
             part, pins = self._pinned(stream, part)
         except TRANSIENT as error:
             raise Unpinned(error.message, hint=error.hint) from error
         # The row with the first members may be in the log, and would be dropped there: another one holds from here on.
         first: Carried | None = (0, 0, {"standing": part.first.wire()}) if part.first is not None else None
-        alone = [_note(part, before), first, opening]
-        items = [Item(stream, carried=(row,), repeats=part.repeats) for row in alone if row is not None]
+        alone = [row for row in (_note(part, before), first, opening) if row is not None]
+        items = [Item(stream, carried=(row,), repeats=part.repeats) for row in alone]
         if pins:
             items.append(Item(stream, pins, part.leave_out, repeats=part.repeats))
         if carried or not pins:
@@ -110,8 +113,9 @@ class Draft:
             about = {"kind": kind, "members": sorted(members), "incarnation": part.known.incarnation}
             ended: Carried = (0, 0, {"standing": {"change": "taken again", **about}})
             items.append(Item(stream, carried=(ended,), repeats=part.repeats))
+            alone.append(ended)
         move = Move(kind, None, forgotten=True) if forgotten else Move(kind, part.known, more)
-        self._put(items, move, part.span + len(carried), part.span, size)
+        self._put(items, move, part.span + len(carried), part.span, size + _bytes_of(alone))
 
     def _put(self, items: list[Item], move: Move, rows: int, blocks: int, size: int) -> None:
         items[-1] = replace(items[-1], move=move)
@@ -157,19 +161,22 @@ def _opening(part: Decision) -> Carried | None:
     return 0, 0, {"opening": first.snapshot.wire(), "block": first.number}
 
 
-def _carried(part: Decision) -> tuple[tuple[Carried, ...], int]:
-    """Blocks and minipool as the plan carries them, without events that were taken before; and their size in bytes."""
+def _bytes_of(rows: Iterable[Carried]) -> int:
+    """What State has to keep of rows that the plan carries: names, settings, tags and members count like payloads."""
+    return sum(len(_AS_STORED.encode(row)) for row in rows)
+
+
+def _carried(part: Decision) -> tuple[Carried, ...]:
+    """Blocks and minipool as the plan carries them, without events that were taken before."""
     gen = part.known.cookie.minipool_gen
     blocks = [*((block.number, block.events) for block in part.blocks), (gen, part.pool)]
     rows: list[Carried] = []
     if part.blocks and part.blocks[0].number == 0 and part.blocks[0].snapshot is not None:
         rows.append((0, 0, {"opening": part.blocks[0].snapshot.wire()}))
-    size = 0
     for number, events in blocks:
         for ordinal, event, told in placed(number, events, part.leave_out, part.repeats):
-            size += _EVENT_BYTES + len(event.payload) + (len(event.raw) if isinstance(event, Undecoded) else 0)
             rows.append((number, ordinal, {"told": _wire(event)} if told else _wire(event)))
-    return tuple(rows), size
+    return tuple(rows)
 
 
 def _wire(event: BlockEvent) -> dict[str, object]:
