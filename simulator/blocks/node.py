@@ -64,6 +64,7 @@ class ModelNode(Node):
         self.leader: str | None = None
         self.down = False
         self.refusing = 0
+        self.owed = 0  # streams that it could not copy
         self.lies: set[tuple[str, int]] = set()
         self.garbled: set[tuple[str, int]] = set()
         self.pages: list[tuple[str, int, int]] = []
@@ -164,7 +165,7 @@ class ModelNode(Node):
             key=lambda row: row.touched,
         )
         some = tuple(row for row in rows if row.touched > touched_after)[:3]
-        return Listing(self.name, some, some[-1].touched if some else touched_after, self._touched)
+        return Listing(self.name, some, some[-1].touched if some else touched_after, self._touched, self.owed)
 
     def view(self, stream: str, cookie: Cookie | None) -> Answer:
         it = self._stream(stream)

@@ -223,6 +223,7 @@ def _copy(world: World, leader: ModelNode, follower: ModelNode) -> None:
         if not (stream == "d" and world.was_forked):  # a follower never takes over a rewritten history
             follower.streams[stream] = it
     follower._touched = copied._touched
+    follower.owed = int(world.was_forked)
     world.did("copied")
 
 
@@ -242,8 +243,6 @@ def _rest(world: World, owners: list[Iterator[str]]) -> None:
         node.down, node.refusing = False, 0
         node.lies.clear()
         node.garbled.clear()
-    if world.was_forked:  # a history that was rewritten while the copy was read is noticed with the next event
-        world.forked |= set(world.nodes[0].say("d"))
     for accepted in (False, False, True):
         owners[:] = [owner(world)]  # anew: who was content with the copy asks the first node again, after a while
         steps = (_advance(world, owners, 0) for _ in range(_REST_STEPS_MAX))

@@ -106,6 +106,54 @@ def test_a_long_gap_leaves_room_for_what_is_said_now(grows: bool) -> None:
         assert pipe.ids(stream) == node.hashes(stream)
 
 
+@pytest.mark.parametrize("full", [False, True], ids=["whole batches", "full batches"])
+def test_what_a_follower_owes_is_taken_of_the_node_that_has_it(full: bool) -> None:
+    """GIVEN a follower that could not copy one stream WHEN it is read while its leader is away THEN the others are
+    taken, and the owed stream when the leader is back, though the follower has listed later changes."""
+    leader = ModelNode("one")
+    for stream in ("owed", "good", "more"):
+        leader.create(stream)
+    before = leader.copied("two")
+    pipe = pipeline([leader, before])
+    pipe.drain(ALL)
+    leader.say("owed")
+    for stream in ("good", "more"):
+        leader.say(stream, 2)
+    follower = leader.copied("two")
+    follower.streams["owed"], follower.owed, leader.down = before.streams["owed"], 1, True
+    again = pipeline([leader, follower], pipe.source.plans)  # type: ignore[arg-type]
+    again.log, again.ends = pipe.log, pipe.ends
+    again.start()
+    again.drain(Limit(rows_max=1, wait_s=0.0) if full else ALL)
+    for stream in ("good", "more"):
+        assert again.ids(stream) == leader.hashes(stream)
+    leader.down = False
+    again.start()  # anew: who was content with the follower asks the first node again, after a while
+    again.drain(ALL)
+    assert again.ids("owed") == leader.hashes("owed")
+
+
+def test_a_follower_that_owes_streams_is_not_read_anew_at_every_look() -> None:
+    """GIVEN a follower that owes a stream for good WHEN nothing changes THEN its listing is asked from its end on: a
+    look costs no stream a request, and waiting waits. A plan that is voided is made again all the same."""
+    node = Watched(lambda: None)
+    node.owed = 1
+    for stream in ("a", "b"):
+        node.create(stream)
+        node.say(stream)
+    pipe = pipeline([node])
+    found = pipe.source.latest(pipe.ends, ALL)
+    pipe.source.latest(found, ALL)
+    pipe.source.begin(0, pipe.ends[0])
+    pipe.drain(ALL)
+    for stream in ("a", "b"):
+        assert pipe.ids(stream) == node.hashes(stream)
+    node.cookies.clear()
+    assert not pipe.step(Limit(wait_s=0.3))
+    assert node.cookies == []
+    assert node.pages_listed < 15
+
+
 class Strained(ModelNode):
     """Refuses every request from the tenth on, until it has rested."""
 

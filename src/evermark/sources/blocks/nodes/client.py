@@ -81,6 +81,7 @@ class Listing:
     rows: tuple[Listed, ...]
     touched: int
     now_us: int  # by the node's clock, to the second
+    owed: int = 0  # streams that the node could not copy: it lists them when it can, whatever was listed meanwhile
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +138,8 @@ class Node:
                 Listed(str(row["stream"]), str(row["kind"]), _number(row["touched"]), row["deleted"] is True)
                 for row in answer["streams"]
             )
-            listing = Listing(str(answer["node"]), rows, _number(answer["touched"]), now_us)
+            touched, owed = _number(answer["touched"]), _number(answer.get("owed", 0))
+            listing = Listing(str(answer["node"]), rows, touched, now_us, owed)
             # Each row leads on, and none comes after a later one: a reader goes on from where it was in a listing.
             numbers = [touched_after, *(row.touched for row in rows), listing.touched]
             in_place = bool(rows) and numbers[0] == numbers[1]

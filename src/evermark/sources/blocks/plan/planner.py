@@ -69,11 +69,13 @@ _WARNED = {
 
 @dataclass(frozen=True)
 class _ListedTo:
-    """How far the listing was read at a boundary without finding anything to take."""
+    """How far the listing was read at a boundary without finding anything more to take."""
 
     after: int
     choice: str
     touched: int
+    node: str  # whose own listing was read up to `read_to`: what it owes, another node may list before that
+    read_to: int
 
 
 @dataclass
@@ -91,7 +93,14 @@ class _Look:
     tried: set[str]  # stale streams that are
     anew: bool  # confirmed states do not count, but can be compared
     owed: set[str] = field(default_factory=set)  # streams that had more than a batch could hold
+    read_to: int = 0  # how far this node's listing was read
+    owes: bool = False  # the node owes streams, and only what was read of another node's listing counts as read
     refused: int = 0  # streams that the node could not answer, though it is well otherwise
+
+    def passed(self, touched: int) -> None:
+        self.read_to = max(self.read_to, touched)
+        if not self.owes:
+            self.draft.touched = self.read_to
 
 
 class Planner:
@@ -128,10 +137,15 @@ class Planner:
 
     def wait(self, partitions: list[int], wait_s: float) -> None:
         """Until a stream changes, or for that long at the most."""
-        touched = min(self._listed[partition].touched for partition in partitions)
+        listed = [self._listed[partition] for partition in partitions]
         whole_s = int(min(wait_s, _STALE_POLL_S) if self._any_stale else wait_s)
+
+        def changes(node: Node) -> bool:
+            read_to = min(it.read_to if it.node == node.url else it.touched for it in listed)
+            return bool(node.listing(read_to, whole_s).rows)
+
         try:
-            changed = self._client.first_well(lambda node: bool(node.listing(touched, whole_s).rows))
+            changed = self._client.first_well(changes)
         except UNWELL:
             return  # `next_tick` says so
         if not whole_s and not changed:
@@ -149,6 +163,7 @@ class Planner:
         not_now = {stream for stream, mark in stale.items() if not mark.due}
         anew = bool(way) and way[0].root
         look = _Look(node, partition, state, draft, moves, passed, stale, not_now, set(), anew)
+        look.read_to = read_to = self._read_to(look, after, choice)
         try:
             due = [stream for stream, mark in stale.items() if mark.due][:_PROBED_MAX]
             not_now |= {stream for stream in due if not self._can_be_had(partition, stream, stale[stream])}
@@ -159,18 +174,20 @@ class Planner:
             self._look_through_listing(look)
         except TRANSIENT:
             if not draft.items:  # otherwise the draft is taken first
-                if draft.touched > touched:
+                if look.read_to > read_to:
                     self._note_listed(look, way, after, choice)
                 raise
         if draft.items:
-            return self._plans.add(partition, Tick(after, 0, draft.touched, choice), draft.items)
+            ends = self._plans.add(partition, Tick(after, 0, draft.touched, choice), draft.items)
+            self._listed[partition] = _ListedTo(ends, choice, draft.touched, node.url, look.read_to)
+            return ends
         self._note_listed(look, way, after, choice)
         return None
 
     def _note_listed(self, look: _Look, way: list[Tick], after: int, choice: str) -> None:
         """Nothing is to be taken of what was looked through: it need not be looked through again."""
         touched, state = look.draft.touched, look.state
-        self._listed[look.partition] = _ListedTo(after, choice, touched)
+        self._listed[look.partition] = _ListedTo(after, choice, touched, look.node.url, look.read_to)
         news = touched > state.touched or (touched == state.touched and choice != state.choice)
         if not way and news:
             self._plans.note_listed(look.partition, state.confirmed, touched, choice)
@@ -185,6 +202,14 @@ class Planner:
             elif listed.choice == choice != by:
                 return listed.touched, touched  # the look by another choice took longer than one look may
         return (touched, touched) if by == choice else (0, touched)
+
+    def _read_to(self, look: _Look, after: int, choice: str) -> int:
+        """How far this node's listing was read already; further than the listing as a whole if the node owed
+        streams."""
+        listed = self._listed.get(look.partition)
+        if listed is None or (listed.after, listed.choice, listed.node) != (after, choice, look.node.url):
+            return look.draft.touched
+        return max(look.draft.touched, listed.read_to)
 
     def _apply_accepted_forks(self, look: _Look, way: list[Tick]) -> None:
         """A person's acceptance is kept with the confirmed state, and holds for ticks that were planned before it."""
@@ -219,7 +244,8 @@ class Planner:
         """What changes while the listing is read waits for the next look, or on a busy node there would be no end."""
         draft, deadline, began_us = look.draft, self._clock() + _LOOK_S, 0
         while not draft.is_full():
-            listing = look.node.listing(draft.touched, 0)
+            listing = look.node.listing(look.read_to, 0)
+            look.owes = look.owes or listing.owed > 0
             self.identity.require(listing.node)
             began_us = began_us or listing.now_us
             if not look.state.last_tick and not look.state.touched and look.partition not in self._begun:
@@ -230,7 +256,7 @@ class Planner:
             known = self._known(look, [row.stream for row in mine])
             for row in mine:
                 # Streams that changed together share a number: it is passed when the last of them was looked at.
-                draft.touched = max(draft.touched, row.touched - 1)
+                look.passed(row.touched - 1)
                 # A stream may be listed twice, and may have been looked at before the listing came.
                 move = draft.moves.get(row.stream) or known.get(row.stream)
                 move = move if move is not None and move.known is not None else None
@@ -241,7 +267,7 @@ class Planner:
                     draft.put_gone(row.stream, row.kind, move)
                 elif draft.is_full() or not self._look_at(look, row.stream, row.kind, move):
                     return
-            draft.touched = listing.touched
+            look.passed(listing.touched)
             if not listing.rows or listing.touched > began_us or self._clock() > deadline:
                 return
 
@@ -352,7 +378,7 @@ class Planner:
         if look.refused > _REFUSED_MAX:
             raise error
         try:
-            look.node.listing(look.draft.touched, 0)
+            look.node.listing(look.read_to, 0)
         except UNWELL:
             raise error from None
 
