@@ -119,7 +119,7 @@ class Snapshot:
 
     kind: StreamKind
     creator: Text
-    incarnation: Text
+    incarnation: Annotated[Text, Field(pattern=r"^[^/\x00]*$")]  # State puts a word and a slash before some
     members: tuple[Text, ...]  # sorted
     settings: Mapping[Text, Text]
 

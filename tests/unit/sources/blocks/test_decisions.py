@@ -14,7 +14,16 @@ from hypothesis import strategies as st
 from evermark.errors import ConfigError, FormatError, GapError, IdentityError
 from evermark.secrets import Plain
 from evermark.sources.base import Limit
-from evermark.sources.blocks.chain import START, Cookie, EventKind, make_block, make_event
+from evermark.sources.blocks.chain import (
+    START,
+    Cookie,
+    EventKind,
+    Snapshot,
+    StreamKind,
+    block_from,
+    make_block,
+    make_event,
+)
 from evermark.sources.blocks.decide.resume import Answer, Case, Room, StreamState, answer_from, decide, fitted
 from evermark.sources.blocks.decide.ticks import EARLIEST, Item, Move, Position, Tick, partition_of, path, slices
 from evermark.sources.blocks.read.rows import envelope
@@ -156,6 +165,25 @@ def test_an_answer_that_says_more_and_leads_nowhere_is_an_error() -> None:
     assert not answer_from(wire, "a", at).more
     with pytest.raises(FormatError, match="more"):
         answer_from({**wire, "more": True}, "a", at)
+
+
+@pytest.mark.parametrize("kind", ["chan\0nel", "room", 5, ["channel"], None])
+def test_a_kind_of_stream_that_is_none_is_an_error(kind: object) -> None:
+    """GIVEN an answer whose kind is no kind THEN it is refused, before State is to keep a text that it cannot keep."""
+    block = _grown(1).streams["a"].blocks[0]
+    wire = {"reset": True, "blocks": [block.wire()], "cookie": block.cookie.wire(), "minipool": []}
+    assert answer_from({**wire, "kind": "channel"}, "a", None).kind == "channel"
+    with pytest.raises(FormatError, match="kind"):
+        answer_from({**wire, "kind": kind}, "a", None)
+
+
+@pytest.mark.parametrize("incarnation", ["fork accepted/abc", "abc\0"])
+def test_an_incarnation_that_says_what_only_a_person_may_say_is_an_error(incarnation: str) -> None:
+    """GIVEN an incarnation that State would read as an accepted fork, or could not keep THEN the block is refused."""
+    snapshot = Snapshot(StreamKind.CHANNEL, "alice", incarnation, (), {})
+    wire = make_block("a", START, 1, (), snapshot).wire()
+    with pytest.raises(FormatError, match="incarnation"):
+        block_from(wire, "a")
 
 
 def test_a_minipool_that_is_never_sealed_is_refused_before_any_event_is_read() -> None:

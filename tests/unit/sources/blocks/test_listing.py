@@ -210,5 +210,5 @@ def test_a_listing_that_leads_nowhere_is_refused(
     monkeypatch.setattr(node, "_ask", lambda *_: ({"node": "n", "streams": rows, "touched": end}, 0))
     with pytest.raises(FormatError, match="listing"):
         node.listing(5, 0)
-    rows[:] = [{**rows[0], "touched": 6}, {**rows[0], "touched": 6}]
-    assert node.listing(5, 0).rows[0] == Listed(f"s{first}", "channel", 6, False)
+    rows[:] = [{**rows[0], "touched": 6}, {**rows[0], "touched": 6, "kind": "chan\0nel"}]
+    assert node.listing(5, 0).rows == (Listed(f"s{first}", "channel", 6, False), Listed(f"s{first}", "", 6, False))

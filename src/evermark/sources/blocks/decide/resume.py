@@ -23,6 +23,7 @@ from evermark.sources.blocks.chain import (
     BlockEvent,
     Cookie,
     Snapshot,
+    StreamKind,
     Undecoded,
     block_from,
     cookie_from,
@@ -122,6 +123,10 @@ def answer_from(wire: Any, stream: str, asked: Cookie | None) -> Answer:
     # Unreadable events of the minipool wait for their block, which vouches for their hashes: an event taken by its
     # claimed hash alone would be left out when it comes as itself.
     pool = tuple(e for e in map(event_or_raw, wire["minipool"]) if not isinstance(e, Undecoded))
+    kind = wire.get("kind", "")
+    if kind not in ("", *StreamKind):
+        said = f"stream {stream}: its kind is none that there is"
+        raise FormatError(said, hint="the node may be newer than this program: update it")
     reset, cookie = wire.get("reset") is not False, cookie_from(wire.get("cookie"))
     if reset and (not blocks or blocks[0].snapshot is None):
         said = f"stream {stream}: the answer does not begin with a snapshot"
@@ -141,7 +146,7 @@ def answer_from(wire: Any, stream: str, asked: Cookie | None) -> Answer:
         raise FormatError(said, hint="ask another node")
     for event in pool:
         verify_event(stream, event)
-    return Answer(stream, str(wire.get("kind", "")), reset, blocks, pool, cookie, bool(wire.get("more")))
+    return Answer(stream, str(kind), reset, blocks, pool, cookie, bool(wire.get("more")))
 
 
 def decide(

@@ -35,6 +35,7 @@ from evermark.sources.blocks.chain import (
     Block,
     BlockEvent,
     Cookie,
+    StreamKind,
     Undecoded,
     block_from,
     event_hash,
@@ -135,7 +136,7 @@ class Node:
         answer, now_us = self._ask("/v1/streams", asked, wait_s)
         try:
             rows = tuple(
-                Listed(str(row["stream"]), str(row["kind"]), _number(row["touched"]), row["deleted"] is True)
+                Listed(str(row["stream"]), _kind(row["kind"]), _number(row["touched"]), row["deleted"] is True)
                 for row in answer["streams"]
             )
             touched, owed = _number(answer["touched"]), _number(answer.get("owed", 0))
@@ -431,6 +432,11 @@ def _refusal(said: str, code: object) -> EvermarkError:
     if code in {"bad_request", "not_found", "too_large"}:
         return FormatError(said, hint="the node and this program are of different versions")
     return BusyError(said, hint="it is tried again, and another node is asked")
+
+
+def _kind(value: object) -> str:
+    """None if there is no such kind: the stream itself will tell, and is stale then without any other."""
+    return str(value) if value in tuple(StreamKind) else ""
 
 
 def _number(value: object) -> int:
