@@ -183,6 +183,26 @@ def test_a_node_that_stays_away_is_waited_for_and_not_for_ever(pace: Any, block:
     assert plans.gaps == {}
 
 
+def test_a_state_that_is_away_makes_no_stream_stale(monkeypatch: pytest.MonkeyPatch) -> None:
+    """GIVEN an unreadable event that is fetched, and a node that is away WHEN State cannot say for how long it was
+    waited THEN that is the error, and no stream is marked for it."""
+    both, plans = nodes(), MemoryPlans()
+    garble([both[0]])
+    pipe = pipeline(both, plans, pace=FETCHED)
+    start = pipe.ends[0]
+    pieces = pipe.source.slices(0, start, pipe.source.latest(pipe.ends, ALL)[0])
+    both[1].down = True
+
+    def away(partition: int) -> NoReturn:
+        raise UnreachableError("State is away")
+
+    monkeypatch.setattr(plans, "stale", away)
+    with pytest.raises(UnreachableError, match="State is away") as caught:
+        [list(pipe.source.read(piece)) for piece in pieces]
+    assert caught.value.message == "State is away"
+    assert plans.gaps == {}
+
+
 def test_the_others_are_asked_page_by_page() -> None:
     """GIVEN unreadable events in five blocks WHEN another node gives three blocks at once THEN two requests do."""
     both = nodes()

@@ -75,8 +75,15 @@ class SliceReader:
         """Adds the events of the blocks between two pins; yields after each."""
         at = part.first[0]
 
+        states: list[EvermarkError] = []  # what State itself answered: no stream is at fault then
+
         def waited() -> bool:
-            return waited_enough(self._plans.stale(partition).get(item.stream), self._client.pace)
+            try:
+                mark = self._plans.stale(partition).get(item.stream)
+            except EvermarkError as error:
+                states.append(error)
+                raise
+            return waited_enough(mark, self._client.pace)
 
         try:
             for page in self._client.between(item.stream, part.first, part.last):
@@ -97,6 +104,8 @@ class SliceReader:
             log.warning("blocks_lost", source=self._source, stream=item.stream, **note)
             rows.add_note(item.stream, note, str(Position(tick, part.item, at)))
         except EvermarkError as error:
+            if error in states:
+                raise
             at = error.block if isinstance(error, UnreadableError) else at
             self._plans.mark_stale(partition, item.stream, at, stale_reason(error))
             raise UnreachableError(
