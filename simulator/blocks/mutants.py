@@ -107,6 +107,10 @@ def _tells_nothing(
 _placed = ticks.placed
 
 
+def _counts_all(self: planner._Look, touched: int) -> None:
+    self.draft.touched = self.read_to = max(self.read_to, touched)
+
+
 MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "skips-one-more",
@@ -172,5 +176,10 @@ MUTANTS: tuple[Mutant, ...] = (
         "of a stream that is taken again only those joins and leaves are told that the log has lost",
         ((draft, "placed", _tells_nothing), (slices, "placed", _tells_nothing)),
         seeds_max=200,
+    ),
+    Mutant(
+        "debt-passed",
+        "a follower's listing counts as read though the follower owes streams",
+        ((planner._Look, "passed", _counts_all),),
     ),
 )
