@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -166,6 +167,23 @@ def test_d3_a_key_published_while_the_device_changes_is_not_missed(
         changing.result(30)
         assert publishing.result(30) == (1 if locked else 0)
     assert [row.waits for row in store.parked.rows()] == [not locked]
+
+
+def test_first_deliveries_and_a_replay_parked_at_once_never_wait_for_each_other(
+    state: State, take_over: TakeOver
+) -> None:
+    """GIVEN a bot that a replay's settlement has locked WHEN first deliveries of it are being parked for the same
+    session THEN the replay parks, and they do after it."""
+    store, epoch = PostgresDelivery(state), take_over()
+    begin(store, epoch, "bot", bot=WISH)
+    with ThreadPoolExecutor(1) as pool:
+        with state.transaction() as conn:
+            postgres.lock_record(conn, "bot")
+            parking = pool.submit(settle, store, epoch, 0, waiting(1))
+            until(lambda: _is_blocked(state), "first deliveries wait for the bot")
+            postgres_parked.park(conn, {"bot": [replace(waiting(2), replay_id="r1")]}, T0, lambda: 0.0)
+        parking.result(30)
+    assert [row.event.event_id for row in store.parked.rows()] == ["e2", "e1"]
 
 
 def test_d3_publishing_and_parking_at_once_leave_nothing_stuck(state: State, take_over: TakeOver) -> None:

@@ -131,8 +131,11 @@ class PostgresParked:
 
 def park(conn: Connection, parked: Mapping[str, Sequence[ParkedEvent]], now: datetime, jitter: Jitter) -> None:
     """Set deliveries aside, per subscription, inside the caller's transaction."""
+    names = sorted(name for name, events in parked.items() if events)
+    if names:
+        conn.execute(queries.LOCK_PARKED_FOR, (names,))
     waits = _waits(conn, parked)
-    waits_s = _retry_waits_s(conn, [name for name, events in parked.items() if events])
+    waits_s = _retry_waits_s(conn, names)
     rows = [
         (
             name,

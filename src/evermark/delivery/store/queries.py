@@ -132,6 +132,8 @@ group by subscription
 """
 PARKED_MAX = "select name, (spec ->> 'parked_max')::integer from subscriptions where name = any(%s)"
 RETRY_WAITS = "select name, spec -> 'retry_waits_s' from subscriptions where name = any(%s)"
+# What the foreign key of a parked row locks anyway, at its place in the order: before the sessions.
+LOCK_PARKED_FOR = "select from subscriptions where name = any(%s) order by name for key share"
 PARK = """
 insert into enqueued_messages (subscription, event_id, replay_id, source, partition, batch, position, stream, key,
                                previous_key, event, reason, last_status, attempts, next_attempt_at, session, waits,
