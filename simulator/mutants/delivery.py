@@ -246,7 +246,7 @@ DELIVERY: tuple[Mutant, ...] = (
     Mutant(
         "full-forgets-failures",
         "no room to park more wipes out the failures of an endpoint that nobody asked",
-        ((group, "_is_answered", lambda outcome: True),),
+        ((group, "is_answered", lambda outcome: True),),
         300,
     ),
     Mutant(

@@ -307,7 +307,7 @@ def _after_done(record: SubscriptionRecord, outcome: Outcome, parked_now: int, n
         more = f"{more_parked} more would exceed parked_max = {record.parked_max}"
         full = _full(record, f"{parked_now} deliveries are parked, and {more}", outcome, now, jitter)
         return Step(full, passes=False)
-    after, answered = record, _is_answered(outcome)
+    after, answered = record, is_answered(outcome)
     if record.state is SubscriptionState.SUSPENDED and not record.is_paused:
         # Work without a single answer says nothing about an endpoint that failed.
         if answered or record.failures == 0:
@@ -320,7 +320,8 @@ def _after_done(record: SubscriptionRecord, outcome: Outcome, parked_now: int, n
     return Step(after, passes=True, parked=ordered, expired=outcome.expired)
 
 
-def _is_answered(outcome: Outcome) -> bool:
+def is_answered(outcome: Outcome) -> bool:
+    """Whether the receiver took or refused at least one event: what is not sent says nothing of it."""
     return outcome.accepted > 0 or any(event.status is not None for event in outcome.parked)
 
 
@@ -331,7 +332,7 @@ def _full(one: SubscriptionRecord, reason: str, outcome: Outcome, now: datetime,
     due anyway, with a parked row.
     """
     full = replace(one, state=SubscriptionState.SUSPENDED, reason=reason)
-    if one.failures and not _is_answered(outcome):
+    if one.failures and not is_answered(outcome):
         return replace(full, next_attempt_at=one.next_attempt_at or now)
     wait = timedelta(seconds=retry.ENDPOINT_BACKOFF_S_MAX * (1 + jitter()))
     return replace(full, failures=0, next_attempt_at=now + wait)

@@ -20,6 +20,7 @@ import pyarrow as pa
 from evermark import failpoint
 from evermark.delivery.bots.views import BotViews
 from evermark.delivery.decide.expiry import expires_before
+from evermark.delivery.decide.group import is_answered
 from evermark.delivery.model import Cursor, Fate, Group, GroupWork, HeldKey, Outcome, SourcePartition, SubscriptionState
 from evermark.delivery.ports import DeliveryStore
 from evermark.delivery.run.matched_here import ROWS_MAX
@@ -191,15 +192,22 @@ class LiveGroup:
         self.on_delivered(span.place, outcomes)
 
     def _settle_left(self, ready: _Ready, outcomes: Sequence[Outcome]) -> None:
-        """What members were sent that have left meanwhile, in the work of another partition: it does not come again."""
+        """What members were sent that have left meanwhile, in the work of another partition, or by this: it does not
+        come again. How it ended is noted once more where an answer on the way has wiped it from their records.
+        """
         span, members = ready.span, self.store.group().members
         for outcome in outcomes:
-            name, (done, part) = outcome.subscription, stages(span, outcome)[0]
-            if name in members or part.fate is not Fate.DONE:
+            name, begun, parts = outcome.subscription, span.begun, stages(span, outcome)
+            if name in members or parts[0][1].fate is not Fate.DONE:
                 continue
+            if outcome.fate is Fate.ENDPOINT_FAILED and not is_answered(outcome):
+                parts = parts[:1]
             settle, now, generation = self.store.settle_subscription, self.clock(), ready.generations[name]
             with suppress(ConflictError):  # it left now, as far as it got; or it was removed, or made anew
-                settle(name, span.place, span.begun, done, part, now, self.epoch, generation=generation)
+                for done, part in parts:
+                    if not settle(name, span.place, begun, done, part, now, self.epoch, generation=generation):
+                        break  # its cursor stays where it was: nothing after that can be settled
+                    begun = done
 
     def was_slow(self, name: str, since: datetime) -> bool:
         """Whether a subscription left because the others would have had to wait."""

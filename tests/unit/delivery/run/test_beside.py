@@ -14,7 +14,7 @@ from evermark.delivery.run.follower import FollowLimits
 from evermark.delivery.work import Assignment, DeliveryOptions, Span
 from evermark.errors import UnreachableError
 from evermark.log.read import FileRange
-from evermark.testing.contracts.scene import P0, P1, spec
+from evermark.testing.contracts.scene import P0, P1, event, spec
 from tests.unit.delivery.run.test_follower import World
 
 LARGE = 5_000
@@ -31,6 +31,7 @@ class Wide(World):
     meanwhile: Callable[[], None] = nothing
     look: Callable[[], None] = nothing
     failing: set[tuple[str, SourcePartition]] = field(default_factory=set)
+    ended: dict[str, Outcome] = field(default_factory=dict)  # of the large batch
     begun: list[Callable[[], None]] = field(default_factory=list)
     sent: list[tuple[str, SourcePartition, int]] = field(default_factory=list)
     locked: list[tuple[SourcePartition, bool]] = field(default_factory=list)
@@ -59,12 +60,13 @@ class Wide(World):
             happens, self.meanwhile = self.meanwhile, nothing
             happens()
         outcomes = super().deliver(assignments, options)
-        return [
+        told = [
             replace(outcome, fate=Fate.ENDPOINT_FAILED, reached=one.span.begun)
             if (outcome.subscription, one.span.place) in self.failing
             else outcome
             for one, outcome in zip(assignments, outcomes, strict=True)
         ]
+        return [self.ended.get(one.subscription, one) for one in told] if assignments[0].span.place == P0 else told
 
     def catch_up_group(self) -> bool:
         return self.follower.catch_up_group(begin=lambda _, work: self.begun.append(work))
@@ -126,6 +128,40 @@ def test_a_member_that_leaves_meanwhile_is_not_sent_the_large_batch_again(monkey
     assert [sent for sent in world.sent if sent[:2] == ("a", P0)] == [("a", P0, 1)]
     world.follower.catch_up(world.one("a"))
     assert world.state("a") is SubscriptionState.LIVE
+
+
+@pytest.mark.parametrize("accepted", [0, 1_000])
+@pytest.mark.parametrize("leaves_before", [False, True])
+def test_a_failure_inside_a_large_batch_is_kept_with_how_far_it_got(accepted: int, leaves_before: bool) -> None:
+    """GIVEN a large batch of which a member was sent a part WHEN it then answers "busy for an hour" THEN that counts
+    once and is waited for, and it goes on inside the batch; so it does if it had left because of another partition."""
+    world = Wide({"a": 0.05, "b": 0.05})
+    parked, reached = (event(1, status=400 if accepted else None),), Cursor(0, "000005")
+    busy = Outcome("a", Fate.ENDPOINT_FAILED, accepted, parked, "503", retry_after_s=3_600.0, reached=reached)
+    world.ended = {"a": busy}
+    if leaves_before:
+        world.failing = {("a", P1)}
+        world.meanwhile = lambda: None if world.catch_up_group() else pytest.fail("there is a batch of P1")
+    world.catch_up_group()
+    world.begun.pop()()
+    one = world.one("a")
+    assert (one.state, one.failures) == (SubscriptionState.BEHIND, 1)
+    assert (world.store.cursors("a")[P0], len(world.store.parked.rows("a"))) == (reached, 1)
+    if accepted or not leaves_before:
+        assert one.reason == "503"
+        assert one.next_attempt_at is not None and one.next_attempt_at >= world.now + timedelta(hours=1)
+
+
+def test_one_that_has_no_more_room_inside_a_large_batch_stays_full() -> None:
+    """GIVEN a large batch of which a member was sent a part WHEN there is no room for more refused events THEN it is
+    suspended as one that is full, with what was parked on the way."""
+    world = Wide({"a": 0.05, "b": 0.05})
+    reached = Cursor(0, "000005")
+    world.ended = {"a": Outcome("a", Fate.FULL, 1_000, (event(1),), "no room", reached=reached)}
+    world.catch_up_group()
+    world.begun.pop()()
+    assert (world.state("a"), world.one("a").reason) == (SubscriptionState.SUSPENDED, "no room")
+    assert (world.store.cursors("a")[P0], len(world.store.parked.rows("a"))) == (reached, 1)
 
 
 def test_a_look_that_takes_long_begins_no_batch_that_was_settled_meanwhile() -> None:
