@@ -17,7 +17,16 @@ from evermark.delivery.decide.expiry import expires_before
 from evermark.delivery.decide.group import is_due, is_stopped, shortened
 from evermark.delivery.decide.retry import ENDPOINT_BACKOFF_S_MAX, STUCK_REST_S
 from evermark.delivery.decide.turns import TURN_S, TurnClass
-from evermark.delivery.model import BEGINNING, Cursor, CursorVector, Fate, Outcome, SourcePartition, Subscription
+from evermark.delivery.model import (
+    BEGINNING,
+    Cursor,
+    CursorVector,
+    Fate,
+    Outcome,
+    SourcePartition,
+    Subscription,
+    SubscriptionState,
+)
 from evermark.delivery.ports import DeliveryStore, LogView
 from evermark.delivery.run.live import GRACE_S, LiveGroup, may_take_s, stages
 from evermark.delivery.work import Assignment, Deliverer, DeliveryOptions, Span
@@ -331,6 +340,8 @@ class Follower:
         return on
 
     def _join(self, subscription: Subscription) -> bool:
+        if subscription.state is not SubscriptionState.BEHIND:
+            return False  # it cannot, and to be told so costs a transaction at every look
         joined = self.store.join(subscription.name, self.epoch)
         if joined:
             # When it leaves again, how quick it was before says nothing.

@@ -490,3 +490,27 @@ def test_one_made_anew_behind_is_not_sent_what_its_former_self_was_about_to_get(
     world.follower.catch_up_group()
     assert world.together == [{"quick"}]
     assert world.store.cursors("anew") == {P0: Cursor(0)}
+
+
+def test_a_suspended_one_that_is_level_with_the_group_writes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """GIVEN one that failed until it was suspended, and whose events expired WHEN its turns come THEN none of them asks
+    to join, and the next event is tried; once that is taken it is in the group again."""
+    world = World({"a": 0.05, "quick": 0.05})
+    world.down = {"a"}
+    while world.state("a") is not SubscriptionState.SUSPENDED:
+        world.turn()
+        world.now += timedelta(minutes=10)
+    begun, head = world.store.cursors("a")[P0], Cursor(world.head)
+    expired = Outcome("a", Fate.DONE, expired=5)
+    world.store.settle_subscription("a", P0, begun, head, expired, world.now, world.epoch)
+    joins: list[str] = []
+    join = world.store.join
+    monkeypatch.setattr(world.store, "join", lambda name, epoch: joins.append(name) or join(name, epoch))
+    world.now += timedelta(minutes=10)
+    for _ in range(3):
+        world.follower.catch_up(world.one("a"))
+    assert (world.state("a"), joins) == (SubscriptionState.SUSPENDED, [])
+    world.down = set()
+    world.turn()
+    world.turn()
+    assert (world.state("a"), joins) == (SubscriptionState.LIVE, ["a"])
