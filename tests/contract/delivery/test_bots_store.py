@@ -15,14 +15,14 @@ from evermark.cluster.memory import MemoryLeases
 from evermark.cluster.postgres import PostgresLeases
 from evermark.delivery.model import BotSpec, MadeBy, ParkedEvent
 from evermark.delivery.ports import DeliveryStore
-from evermark.delivery.store import postgres, postgres_parked
+from evermark.delivery.store import bot_queries, postgres, postgres_parked
 from evermark.delivery.store.memory import MemoryDelivery
 from evermark.delivery.store.postgres import PostgresDelivery
 from evermark.delivery.store.postgres_bots import bot_inboxes, bot_users, bot_users_version
 from evermark.state.connection import State
 from evermark.testing.contracts import BotContract, SessionContract
 from evermark.testing.contracts.bot_scene import WISH, settle, waiting
-from evermark.testing.contracts.scene import P0, T0, TakeOver, begin, spec
+from evermark.testing.contracts.scene import P0, T0, TakeOver, begin, event, spec
 from evermark.testing.servers import PostgresServer
 from evermark.testing.states import fresh_state, owners
 from evermark.testing.until import until
@@ -222,6 +222,20 @@ def test_d3_two_claims_at_once_never_split_a_session(state: State, take_over: Ta
         assert not (claims[0] and claims[1]), "those behind one that is under way wait for it"
         store.parked.delivered(got, epoch)
         left -= len(got)
+
+
+def test_d6_which_streams_are_stopped_is_told_without_a_look_at_what_waits(state: State, take_over: TakeOver) -> None:
+    """GIVEN thousands that wait for keys, and one that was refused WHEN asked which streams are stopped, as before each
+    batch THEN an index finds the refused one alone."""
+    store, epoch = PostgresDelivery(state), take_over()
+    begin(store, epoch, "bot", bot=WISH, parked_max=1)
+    settle(store, epoch, 0, *(waiting(n, stream=f"room{n % 3}") for n in range(5_000)), event(9_000, stream="den"))
+    with state.connection() as conn:
+        conn.execute("analyze enqueued_messages")
+        plan = "\n".join(row[0] for row in conn.execute(f"explain (analyze) {bot_queries.STOPPED}", (["bot"],)))
+    assert store.bots.stopped(["bot"]) == {"bot": {"den"}}
+    assert "enqueued_messages_counted" in plan
+    assert "Rows Removed by Filter" not in plan
 
 
 def test_b13_users_of_bots_are_told_by_source_with_a_version(state: State, take_over: TakeOver) -> None:

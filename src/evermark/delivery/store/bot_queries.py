@@ -68,9 +68,10 @@ left join (
 ) q on q.subscription = s.name and q.session = k.session
 where s.name = any(%(names)s) group by s.name
 """
+# `not waits`, though a row without a session never waits: so an index finds them, however many wait.
 STOPPED = """
 select m.subscription, m.stream from enqueued_messages m join subscriptions s on s.name = m.subscription
-where m.subscription = any(%s) and m.replay_id = '' and m.session is null
+where m.subscription = any(%s) and m.replay_id = '' and m.session is null and not m.waits
 group by m.subscription, m.stream, s.spec having count(*) >= (s.spec ->> 'parked_max')::integer
 """
 WITHDRAW_KEY = "delete from session_keys where device = %(device)s and session = %(session)s"
