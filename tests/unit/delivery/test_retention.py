@@ -203,10 +203,14 @@ def replayed(world: World) -> str:
 def look(world: World, days: int) -> None:
     for _ in range(days):
         world.now += DAY
-        _, due = world.replayer.look()
-        for one in due:
-            world.replayer.step(one, flowing=False)
+        work(world)
     world.replayer.look()
+
+
+def work(world: World) -> None:
+    _, due = world.replayer.look()
+    for one in due:
+        world.replayer.step(one, flowing=False)
 
 
 @pytest.mark.parametrize("trouble", ["paused", "failing"])
@@ -267,6 +271,46 @@ def test_d6_a_replay_that_moves_now_and_then_or_waits_for_its_turn_is_not_given_
     look(world, 5)
     assert {world.replays.one(each).state for each in (first, second)} == {ReplayState.DONE}
     assert [t.state for each in (first, second) for t in world.replays.one(each).targets] == [TargetState.DONE] * 2
+
+
+@pytest.mark.parametrize("trouble", ["paused", "failing"])
+def test_d6_replays_that_wait_for_one_subscription_are_given_up_after_one_ttl_together(trouble: str) -> None:
+    """GIVEN several replays to one that is paused, or fails WHEN its ttl has passed THEN those that were asked for by
+    then are given up one after the other at once; one that was asked for later has its own ttl."""
+    world = World()
+    world.days(3)
+    if trouble == "paused":
+        world.store.suspend("a", "", world.epoch)
+    else:
+        world.replay_fate = Fate.ENDPOINT_FAILED
+    early = [replayed(world) for _ in range(3)]
+    look(world, 5)
+    late = replayed(world)
+    look(world, 4)
+    for _ in range(9):
+        work(world)
+    assert {world.replays.one(each).state for each in early} == {ReplayState.DONE}
+    assert all("its ttl" in world.replays.one(each).targets[0].reason for each in early)
+    assert world.replays.one(late).state is ReplayState.RUNNING
+    look(world, 4)
+    assert (world.replays.one(late).state, world.replays.open_sources()) == (ReplayState.DONE, set())
+
+
+def test_d6_a_replay_behind_one_that_was_given_up_is_tried_first() -> None:
+    """GIVEN two replays to one that fails WHEN the first is given up, and the receiver is well from then on THEN the
+    second has it all."""
+    world = World()
+    world.days(3)
+    world.replay_fate = Fate.ENDPOINT_FAILED
+    first, second = replayed(world), replayed(world)
+    while world.replays.one(first).state is ReplayState.RUNNING:
+        look(world, 1)
+    world.replay_fate = Fate.DONE
+    look(world, 2)
+    assert [world.replays.one(each).targets[0].state for each in (first, second)] == [
+        TargetState.CANCELLED,
+        TargetState.DONE,
+    ]
 
 
 def test_d6_with_ttl_0_a_replay_is_waited_for() -> None:

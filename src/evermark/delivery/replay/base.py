@@ -58,8 +58,9 @@ class ReplayStore(Protocol):
     def pass_by(self, begun: Target, epoch: int) -> Target:
         """Nothing is left in its window: the target is done."""
 
-    def note_stuck(self, target: Target, now: datetime, epoch: int) -> None:
-        """The target is due, and its subscription is not served. Does nothing if it is stuck already, or ended."""
+    def note_stuck(self, target: Target, since: datetime, epoch: int) -> None:
+        """Nothing of the target could be delivered since then: its subscription is not served, or one before it was
+        given up. Does nothing if it is stuck already, or ended."""
 
     def end_target(self, replay: str, subscription: str, reason: str, epoch: int) -> None: ...
 

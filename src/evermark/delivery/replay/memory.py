@@ -115,11 +115,11 @@ class MemoryReplays:
         with self._tables.fenced(epoch):
             return self._set_target(plan.passed(self._begun(begun)))
 
-    def note_stuck(self, target: Target, now: datetime, epoch: int) -> None:
+    def note_stuck(self, target: Target, since: datetime, epoch: int) -> None:
         with self._tables.fenced(epoch):
             found = self._targets.get((target.replay, target.subscription))
             if found is not None and found.state is TargetState.RUNNING and found.stuck_since is None:
-                self._set_target(replace(found, stuck_since=now))
+                self._set_target(replace(found, stuck_since=since))
 
     def end_target(self, replay: str, subscription: str, reason: str, epoch: int) -> None:
         with self._tables.fenced(epoch):

@@ -130,7 +130,8 @@ class Target:
     parked: int = 0
     failures: int = 0
     next_attempt_at: datetime | None = None
-    stuck_since: datetime | None = None  # in its turn, and nothing of it could be delivered since
+    # In its turn, and nothing of it could be delivered since; or nothing of one before it, which was given up.
+    stuck_since: datetime | None = None
 
 
 @dataclass(frozen=True)
@@ -256,6 +257,19 @@ def is_over_for(target: Target, subscriptions: Subscriptions, now: datetime, *, 
         why = f": {target.reason}" if target.reason else ""
         return f"expired: nothing of it could be delivered since {target.stuck_since:%Y-%m-%d %H:%M} UTC, its ttl{why}"
     return ""
+
+
+def handed_on(
+    replay: Replay, target: Target, replays: Iterable[Replay], subscriptions: Subscriptions
+) -> tuple[Target, datetime] | None:
+    """Of a target of a replay that is given up as nothing of it could be delivered: the one whose turn comes then, and
+    since when it may be called stuck. Not since its turn: many requests would keep the log for a ttl each.
+    """
+    later = [each for each in replays if each.nth > replay.nth]
+    after = {one.target.subscription: one for one in _in_turn(later, subscriptions)}.get(target.subscription)
+    if after is None or target.stuck_since is None:
+        return None
+    return after.target, max(target.stuck_since, after.replay.created_at or target.stuck_since)
 
 
 def _in_turn(replays: Iterable[Replay], subscriptions: Subscriptions) -> Iterable[Due]:

@@ -102,9 +102,9 @@ class PostgresReplays:
             conn.execute(sql.SET_TARGET, _target_row(after))
         return after
 
-    def note_stuck(self, target: Target, now: datetime, epoch: int) -> None:
+    def note_stuck(self, target: Target, since: datetime, epoch: int) -> None:
         with self._fenced(epoch) as conn:
-            conn.execute(sql.STUCK, (now, target.replay, target.subscription))
+            conn.execute(sql.STUCK, (since, target.replay, target.subscription))
 
     def end_target(self, replay: str, subscription: str, reason: str, epoch: int) -> None:
         with self._fenced(epoch) as conn:

@@ -7,7 +7,7 @@ settled are sent again, under the same ids.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
@@ -63,7 +63,7 @@ class Replayer:
         for replay in found:
             try:
                 if replay.state is not ReplayState.WAITING:
-                    self._end(replay, subscriptions, now, ended)
+                    self._end(replay, found, subscriptions, now, ended)
                 elif self._start_at.get(replay.id, now) <= now:
                     self._start(replay, now)
             except StaleError:
@@ -80,14 +80,21 @@ class Replayer:
         return found, [one for one in due if (one.replay.id, one.target.subscription) not in ended]
 
     def _end(
-        self, replay: Replay, subscriptions: decide.Subscriptions, now: datetime, ended: set[tuple[str, str]]
+        self,
+        replay: Replay,
+        found: Sequence[Replay],
+        subscriptions: decide.Subscriptions,
+        now: datetime,
+        ended: set[tuple[str, str]],
     ) -> None:
-        """What is over of a replay; `ended` is told of each target."""
+        """What is over of a replay, one of those `found`; `ended` is told of each target."""
         for target in replay.targets:
             tried = (replay.id, target.subscription) in self._tried
             is_running = target.state is decide.TargetState.RUNNING
             why = decide.is_over_for(target, subscriptions, now, was_tried=tried) if is_running else ""
             if why:
+                if (after := decide.handed_on(replay, target, found, subscriptions)) is not None:
+                    self.replays.note_stuck(*after, self.epoch)  # before the end, which a crash may come after
                 self.replays.end_target(replay.id, target.subscription, why, self.epoch)
                 ended.add((replay.id, target.subscription))
                 self.on_ended(replay, target, why)
