@@ -33,17 +33,19 @@ class Failovers:
 
     def look(self, heads: Mapping[SourcePartition, int]) -> None:
         store, known = self._stores.delivery, self._status.failovers()
-        failing = {name: one for name, one in store.outside().items() if is_failing(one)}
+        failing = {name: one for name, one in store.subscriptions().items() if is_failing(one)}
         ended = known.keys() - failing.keys()
         self._looked = {at: seen for at, seen in self._looked.items() if at[0] in failing}
         cursors = store.cursors_outside() if failing else {}
         noted: list[Failover] = []
         looked: dict[tuple[str, int], CursorVector] = {}
         self._pieces.clear()
-        for name, one in list(failing.items())[:_AT_ONCE_MAX]:
+        for name, one in failing.items():
             at = (name, one.generation)
             if name not in cursors or self._looked.get(at) == cursors[name]:
                 continue
+            if len(looked) == _AT_ONCE_MAX:
+                break  # the others at the next look
             if (found := self._first(one, cursors[name], heads)) is not None:
                 noted.append(found)
             looked[at] = cursors[name]

@@ -11,11 +11,13 @@ from evermark.app.build import Deployment
 from evermark.app.failovers import Failovers
 from evermark.cluster.base import Lease
 from evermark.cluster.fence import DELIVER_LEASE
+from evermark.delivery.decide.shards import shard_of
 from evermark.delivery.model import Cursor, Fate, GroupWork, MadeBy, Outcome, SourcePartition
 from evermark.delivery.replay.plan import AskedBy, Request
 from evermark.delivery.store.stream_status import PostgresStatus, StreamStatus
 from evermark.errors import StaleError
 from evermark.log.read import LogReader
+from evermark.testing.contracts.scene import spec
 from tests.contract.cli.test_commands import deployment, file, invoke, log_batches, told
 
 __all__ = ["deployment", "file"]
@@ -68,6 +70,31 @@ def test_p5_a_failover_names_the_first_event_that_was_not_delivered(file: Path, 
     )
     failovers.look({PLACE: 4})
     assert status.all() == [StreamStatus("billing", "healthy")] and status.failovers() == {}
+
+
+def test_p5_each_of_many_that_fail_has_its_event_in_every_shard_and_keeps_it_when_disabled(
+    deployment: Deployment,
+) -> None:
+    """GIVEN sixty that fail, in two shards WHEN looked at twice THEN each names its first event; WHEN two of them are
+    disabled THEN they still name it, since when they failed (P5).
+    """
+    epoch, status, store = owned(deployment), PostgresStatus(deployment.state), deployment.delivery
+    store.spread(2, epoch)
+    names = [f"s{n:02}" for n in range(60)]
+    for name in names:
+        store.add(spec(name), {PLACE: Cursor(0)}, epoch)
+        failing = Outcome(name, Fate.ENDPOINT_FAILED, reason="no answer")
+        store.settle_subscription(name, PLACE, Cursor(0), Cursor(1), failing, NOW, epoch)
+    failovers = Failovers(deployment, lambda source: LogReader(deployment.log_folder(source)))
+    for _ in range(2):
+        failovers.look({PLACE: 1})
+    found = {one.subscription: one for one in status.all()}
+    assert {name for name in names if found[name].checkpoint_event_id != "e1"} == set()
+    shards = [next(name for name in names if shard_of(name, 2) == shard) for shard in (0, 1)]
+    for name in shards:
+        store.disable(name, "410", epoch)
+    failovers.look({PLACE: 1})
+    assert [status.one(name) for name in shards] == [found[name] for name in shards]
 
 
 def test_p5_a_replay_is_shown_with_its_window_and_only_while_it_lasts(deployment: Deployment) -> None:
