@@ -31,7 +31,7 @@ from simulator.source import Row, SimLog
 from simulator.standings import Standings
 from simulator.truth import require_epoch
 
-_EPOCH_AT = {"expire": 3, "expire_surplus": 2}
+_EPOCH_AT = {"expire": 3, "expire_surplus": 2, "release_keyed": 1}
 
 
 class Account:

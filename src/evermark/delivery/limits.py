@@ -19,6 +19,7 @@ KEYS_MAX = 100_000  # of one device
 # refused ones; beyond it the oldest expire. Once the keys came, as many events of a stream may be on their way out
 # without counting for `parked_max`.
 WAITING_MAX = 100_000
+RELEASED_MAX = 10_000  # events that one transaction makes due, or has wait again
 # A bot is asked again for a session key that is missing: at first after this long, then more and more seldom.
 KEY_ASKED_EVERY = timedelta(seconds=5)
 KEY_ASKED_EVERY_MAX = timedelta(minutes=5)

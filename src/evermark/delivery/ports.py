@@ -19,8 +19,9 @@ Contract of a `DeliveryStore` and its parts (checked over every backend by `Deli
 - `learn` is a compare-and-set per (source, user, partition); the stays are seen with it or not at all.
 - An event that is parked for its session waits if and only if its key is not published; that, and the release of
   waiting events by `publish`, are decided one after another for each (device, session). With another device (`change`,
-  `register`) it is decided anew for all events that were not tried yet and are not under way. No untried event of a
-  session is claimed without its key, nor before every event of the session that was parked earlier.
+  `register`) it is decided anew for all events that were not tried yet and are not under way; of more than
+  `RELEASED_MAX` for the others by `release_keyed`. No untried event of a session is claimed without its key, nor before
+  every event of the session that was parked earlier.
 - Events that wait for a key do not count for `parked_max`. Each stream of a bot keeps its newest `WAITING_MAX`;
   `expire_surplus` removes older ones, counted as `expired`.
 - `keys_wanted` names a (bot, session) at most once in `KEY_ASKED_EVERY`, across crashes too.
@@ -36,7 +37,7 @@ from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from typing import Protocol
 
-from evermark.delivery.limits import WAITING_MAX
+from evermark.delivery.limits import RELEASED_MAX, WAITING_MAX
 from evermark.delivery.model import (
     Cursor,
     CursorVector,
@@ -147,7 +148,8 @@ class BotStore(Protocol):
         """Remove memberships of users that no bot speaks for any more. Returns of how many users."""
 
     def publish(self, device: str, keys: Mapping[str, str], now: datetime, epoch: int) -> int:
-        """Keep sealed keys by session, and make due the events that waited for them. Returns how many events."""
+        """Keep sealed keys by session, and make due the events that waited for them. Returns how many events. The keys
+        are kept all or none, in one transaction; very many events are made due in several, in their order."""
 
     def withdraw(self, device: str, session: str, now: datetime, epoch: int) -> int:
         """Remove a key; raises `NotFoundError`. Events that have not been tried yet, and are not under way, wait for it
@@ -160,12 +162,14 @@ class BotStore(Protocol):
         """By session, page by page."""
 
     def sessions_clear(self, subscriptions: Collection[str], replay_id: str = "") -> dict[str, frozenset[str]]:
-        """Per subscription: sessions with a key for its device and without an untried parked event, both read at one
-        moment. Newer events of other sessions are parked behind the earlier events."""
+        """Per subscription: sessions with a key for its device and without an untried parked event, also one that still
+        waits though its key is there, both read at one moment. Newer events of other sessions are parked behind the
+        earlier events."""
 
-    def release_keyed(self, now: datetime, epoch: int) -> int:
-        """Make due the events that wait although they need not: the key is there, or the bot has no device. Returns how
-        many. And the other way round: events that were under way when their key was withdrawn wait for it again."""
+    def release_keyed(self, now: datetime, epoch: int, limit: int = RELEASED_MAX) -> int:
+        """Make due events that wait although they need not: the key is there, or the bot has no device. Returns how
+        many: if that is the limit, there may be more. And the other way round: events that were under way when their
+        key was withdrawn wait for it again."""
 
     def stopped(self, subscriptions: Collection[str]) -> dict[str, frozenset[str]]:
         """Per bot: streams with `parked_max` first deliveries or more that were refused, or stand behind those. Later

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -13,15 +14,17 @@ import pytest
 from evermark.cluster.fence import DELIVER_LEASE
 from evermark.cluster.memory import MemoryLeases
 from evermark.cluster.postgres import PostgresLeases
+from evermark.delivery.limits import RELEASED_MAX
 from evermark.delivery.model import BotSpec, MadeBy, ParkedEvent
 from evermark.delivery.ports import DeliveryStore
+from evermark.delivery.run.parked_retries import release
 from evermark.delivery.store import bot_queries, postgres, postgres_parked
 from evermark.delivery.store.memory import MemoryDelivery
 from evermark.delivery.store.postgres import PostgresDelivery
 from evermark.delivery.store.postgres_bots import bot_inboxes, bot_users, bot_users_version
 from evermark.state.connection import State
 from evermark.testing.contracts import BotContract, SessionContract
-from evermark.testing.contracts.bot_scene import WISH, settle, waiting
+from evermark.testing.contracts.bot_scene import WISH, claimed, settle, waiting
 from evermark.testing.contracts.scene import P0, T0, TakeOver, begin, event, spec
 from evermark.testing.servers import PostgresServer
 from evermark.testing.states import fresh_state, owners
@@ -236,6 +239,94 @@ def test_d6_which_streams_are_stopped_is_told_without_a_look_at_what_waits(state
     assert store.bots.stopped(["bot"]) == {"bot": {"den"}}
     assert "enqueued_messages_counted" in plan
     assert "Rows Removed by Filter" not in plan
+
+
+def _park_many(state: State, sessions: int, rows: int) -> None:
+    """So many events of each session wait."""
+    with state.connection() as conn:
+        conn.execute(
+            "insert into enqueued_messages (subscription, event_id, source, partition, batch, position, stream, event,"
+            " reason, session, waits, created_at) select 'bot', 'x' || s || '-' || n, 'shop', 0, n, n::text,"
+            " 'room' || s, '{}', 'no key', 's' || s, true, now()"
+            " from generate_series(1, %s) s, generate_series(1, %s) n on conflict do nothing",
+            (sessions, rows),
+        )
+
+
+def _due_by_transaction(state: State) -> list[int]:
+    """How many events are due, by the transactions that made them so."""
+    with state.connection() as conn:
+        found = conn.execute("select count(*) from enqueued_messages where not waits group by xmin::text").fetchall()
+    return [row[0] for row in found]
+
+
+@pytest.mark.parametrize("made_by", MadeBy)
+def test_delivery_begins_at_once_when_very_many_wait_for_a_device_that_is_taken_away(
+    state: State, take_over: TakeOver, made_by: MadeBy
+) -> None:
+    """GIVEN very many that wait WHEN the bot has no device any more THEN the change makes a part of them due, and the
+    sweep, a part at a time, all others."""
+    store, epoch = PostgresDelivery(state), take_over()
+    store.open_partition(P0, 0, epoch)
+    store.register([spec("bot", bot=WISH)], made_by, {}, epoch)
+    _park_many(state, sessions=3, rows=9_000)
+    if made_by is MadeBy.FILE:
+        store.register([spec("bot", bot=replace(WISH, device=""))], made_by, {}, epoch)
+    else:
+        store.change("bot", {"bot": {"device": ""}}, epoch)
+    assert _due_by_transaction(state) == [RELEASED_MAX]
+    assert release(store.bots, T0, epoch) == 27_000 - RELEASED_MAX
+    due = _due_by_transaction(state)
+    assert (sum(due), max(due)) == (27_000, RELEASED_MAX)
+
+
+def test_keys_of_many_sessions_are_published_in_one_call_however_much_waits(state: State, take_over: TakeOver) -> None:
+    """GIVEN very many that wait WHEN the keys of all are published THEN all are due, a part at a time."""
+    store, epoch = PostgresDelivery(state), take_over()
+    begin(store, epoch, "bot", bot=WISH)
+    _park_many(state, sessions=3, rows=9_000)
+    assert store.bots.publish("phone", {f"s{n}": "sealed" for n in (1, 2, 3)}, T0, epoch) == 27_000
+    due = _due_by_transaction(state)
+    assert (sum(due), max(due)) == (27_000, RELEASED_MAX)
+
+
+def test_d3_nothing_overtakes_what_is_not_released_yet(
+    state: State, take_over: TakeOver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GIVEN a bot of whose parked events a change of device made a part due WHEN these were delivered THEN their
+    session is not clear, newer events queue, its key is not asked for, and all come in order after the sweep."""
+    monkeypatch.setattr("evermark.delivery.store.postgres_bots.RELEASED_MAX", 2)
+    store, epoch = PostgresDelivery(state, clock=lambda: T0), take_over()
+    begin(store, epoch, "bot", bot=WISH)
+    store.bots.publish("tablet", {"s1": "sealed", "s2": "sealed"}, T0, epoch)
+    settle(store, epoch, 0, *map(waiting, range(1, 6)))
+    store.register([spec("bot", bot=replace(WISH, device="tablet"))], MadeBy.FILE, {}, epoch)
+    assert claimed(store, epoch) == ["e1", "e2"]
+    store.parked.delivered([row.id for row in store.parked.rows()][:2], epoch)
+    assert store.bots.sessions_clear(["bot"]) == {"bot": {"s2"}}
+    settle(store, epoch, 1, waiting(6))
+    assert (claimed(store, epoch), store.bots.keys_wanted(T0, 10, epoch)) == ([], [])
+    assert [store.bots.release_keyed(T0, epoch, 2) for _ in range(3)] == [2, 1, 0]
+    assert claimed(store, epoch) == ["e3", "e4", "e5", "e6"]
+
+
+def test_which_sessions_are_clear_is_told_at_once_however_much_is_parked(state: State, take_over: TakeOver) -> None:
+    """GIVEN thousands of keys, thousands of sessions that wait, and one of which very many are on their way out WHEN
+    asked which are clear, as before each batch THEN an index finds what is parked, and it takes no time."""
+    store, epoch = PostgresDelivery(state), take_over()
+    begin(store, epoch, "bot", bot=WISH)
+    _park_many(state, sessions=5_000, rows=1)
+    _park_many(state, sessions=1, rows=20_000)
+    store.bots.publish("phone", {"s1": "sealed"}, T0, epoch)
+    with state.connection() as conn:
+        conn.execute("insert into session_keys select 'phone', 'k' || n, 'x', now() from generate_series(1, 9999) n")
+        conn.execute("analyze enqueued_messages")
+        given = {"names": ["bot"], "replay_id": "", "most": 20_000}
+        plan = "\n".join(row[0] for row in conn.execute(f"explain {bot_queries.CLEAR}", given))
+    assert "Scan on enqueued_messages" not in plan
+    begun = time.perf_counter()
+    assert len(store.bots.sessions_clear(["bot"])["bot"]) == 9_999
+    assert time.perf_counter() - begun < 2
 
 
 def test_b13_users_of_bots_are_told_by_source_with_a_version(state: State, take_over: TakeOver) -> None:

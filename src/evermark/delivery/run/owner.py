@@ -27,7 +27,7 @@ from evermark.delivery.replay.replayer import Replayer
 from evermark.delivery.run.follower import Follower, FollowLimits
 from evermark.delivery.run.key_requests import KeyAsker
 from evermark.delivery.run.live import HandoverLimits, LiveGroup
-from evermark.delivery.run.parked_retries import ParkedQueue, Tried, sweep, sweep_surplus
+from evermark.delivery.run.parked_retries import ParkedQueue, Tried, release, sweep, sweep_surplus
 from evermark.delivery.webhook.base import Answer, OpenSecret, Sink
 from evermark.delivery.work import Deliverer, Span
 from evermark.error_policy import Action, action_for
@@ -300,7 +300,7 @@ class DeliveryOwner:
 
         def sweep_parked() -> None:
             sweep(store, now(), epoch, over)
-            store.bots.release_keyed(now(), epoch)
+            release(store.bots, now(), epoch, over)
             if given_up := sweep_surplus(store.bots, now(), epoch, over):
                 self._log.warning("too many events of one stream of a bot were parked", expired=given_up)
 

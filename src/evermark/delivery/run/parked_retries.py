@@ -16,7 +16,7 @@ from functools import partial
 from evermark import failpoint
 from evermark.delivery.decide.answers import Verdict
 from evermark.delivery.decide.retry import next_attempt
-from evermark.delivery.limits import RETRY_WAITS_S, WAITING_MAX
+from evermark.delivery.limits import RELEASED_MAX, RETRY_WAITS_S, WAITING_MAX
 from evermark.delivery.model import Fate, Outcome, Parked, Subscription
 from evermark.delivery.ports import BotStore, DeliveryStore
 from evermark.delivery.webhook.base import Answer, OpenSecret, Sink, Try
@@ -180,7 +180,8 @@ def sweep(store: DeliveryStore, now: datetime, epoch: int, stopped: Stopped = la
         ttl_s = subscription.spec.ttl_s
         if ttl_s > 0 and name in parked:
             before = now - timedelta(seconds=ttl_s)
-            removed += _until_few(partial(store.parked.expire, name, before, now, epoch, SWEEP_ROWS), stopped)
+            expire = partial(store.parked.expire, name, before, now, epoch, SWEEP_ROWS)
+            removed += _until_few(expire, SWEEP_ROWS, stopped)
     return removed
 
 
@@ -192,16 +193,22 @@ def sweep_surplus(
     The streams are looked for once: that takes longer the more rows are parked.
     """
     return sum(
-        _until_few(partial(bots.expire_surplus, surplus, now, epoch, SWEEP_ROWS), stopped)
+        _until_few(partial(bots.expire_surplus, surplus, now, epoch, SWEEP_ROWS), SWEEP_ROWS, stopped)
         for surplus in bots.surplus(keep)
     )
 
 
-def _until_few(remove: Callable[[], int], stopped: Stopped) -> int:
-    removed = 0
+def release(bots: BotStore, now: datetime, epoch: int, stopped: Stopped = lambda: False) -> int:
+    """Make due what waits for session keys although they are there. Returns how many rows."""
+    return _until_few(partial(bots.release_keyed, now, epoch, RELEASED_MAX), RELEASED_MAX, stopped)
+
+
+def _until_few(some: Callable[[], int], rows: int, stopped: Stopped) -> int:
+    """Do it again as long as it is done to so many rows at a time; returns to how many in all."""
+    whole = 0
     while not stopped():
-        some = remove()
-        removed += some
-        if some < SWEEP_ROWS:
+        done = some()
+        whole += done
+        if done < rows:
             break
-    return removed
+    return whole

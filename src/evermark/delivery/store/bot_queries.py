@@ -53,19 +53,30 @@ on conflict (device, session) do update set key = excluded.key, published_at = e
 KEYS = "select session, key, published_at from session_keys where device = %s"
 KEY = f"{KEYS} and session = %s"
 KEY_PAGE = f"{KEYS} and session > %s order by session limit %s"
-# The newest keys, up to the number a task is told: events of other sessions are parked for a moment. Parked
-# rows that wait for a key are left out: they may be very many, and a session without a key is not clear anyway.
+# The newest keys, up to the number a task is told: events of other sessions are parked for a moment. Sessions that have
+# parked rows are found by leaps over an index: of one session very many may be parked. What waits though its key is
+# there counts as queued, so that nothing overtakes it before it is released.
 # One statement, one snapshot: a key that is withdrawn between two looks would be seen published, and no row parked.
 CLEAR = """
-select s.name, array_agg(k.session) filter (where q.session is null) from subscriptions s
+with recursive queued as (
+    select n.name as subscription, f.session from unnest(%(names)s::text[]) as n (name) cross join lateral (
+        select m.session from enqueued_messages m
+        where m.subscription = n.name and m.replay_id = %(replay_id)s and m.session is not null
+        order by m.session limit 1
+    ) f
+    union all
+    select q.subscription, n.session from queued q cross join lateral (
+        select m.session from enqueued_messages m
+        where m.subscription = q.subscription and m.replay_id = %(replay_id)s and m.session > q.session
+        order by m.session limit 1
+    ) n
+)
+select s.name, array_agg(k.session) filter (where (s.name, k.session) not in (select subscription, session from queued))
+from subscriptions s
 cross join lateral (
     select session from session_keys
     where device = s.spec -> 'bot' ->> 'device' order by published_at desc limit %(most)s
 ) k
-left join (
-    select distinct subscription, session from enqueued_messages
-    where session is not null and not waits and subscription = any(%(names)s) and replay_id = %(replay_id)s
-) q on q.subscription = s.name and q.session = k.session
 where s.name = any(%(names)s) group by s.name
 """
 # `not waits`, though a row without a session never waits: so an index finds them, however many wait.
@@ -75,31 +86,72 @@ where m.subscription = any(%s) and m.replay_id = '' and m.session is null and no
 group by m.subscription, m.stream, s.spec having count(*) >= (s.spec ->> 'parked_max')::integer
 """
 WITHDRAW_KEY = "delete from session_keys where device = %(device)s and session = %(session)s"
-_HOLD = """
-update enqueued_messages m set waits = true, next_attempt_at = null
-from subscriptions s
-where not m.waits and (m.claimed_until is null or m.claimed_until <= %(now)s or m.claim_epoch < %(epoch)s)
-  and s.name = m.subscription
-"""
-HOLD_SESSION = f"{_HOLD} and m.session = %(session)s and s.spec -> 'bot' ->> 'device' = %(device)s"
+_FREE = "(m.claimed_until is null or m.claimed_until <= %(now)s or m.claim_epoch < %(epoch)s)"
 _IS_KEYED = """(
     coalesce(s.spec -> 'bot' ->> 'device', '') = ''
     or exists (select from session_keys k where k.device = s.spec -> 'bot' ->> 'device' and k.session = m.session)
 )"""
-HOLD_KEYLESS = f"{_HOLD} and m.session is not null and not {_IS_KEYED}"
-HOLD_KEYLESS_OF = f"{HOLD_KEYLESS} and m.subscription = any(%(names)s)"
-# In order: all at one moment, and claimed by id.
-RELEASE_SESSIONS = """
-update enqueued_messages m set waits = false, next_attempt_at = %s
-from subscriptions s
-where m.waits and m.session = any(%s) and s.name = m.subscription and s.spec -> 'bot' ->> 'device' = %s
+
+
+def _held(ids: str) -> str:
+    """Rows that are not under way wait again. Locked by id, as all parked rows are."""
+    return f"""
+update enqueued_messages m set waits = true, next_attempt_at = null
+from (select id from enqueued_messages where id = any(array({ids})) order by id for update) g
+where m.id = g.id and not m.waits and {_FREE}
 """
-RELEASE_KEYED = f"""
+
+
+def _released(ids: str) -> str:
+    """Rows that wait are due. In order: claimed by id, and none before an earlier one of its session is released."""
+    return f"""
 update enqueued_messages m set waits = false, next_attempt_at = %(now)s
-from subscriptions s
-where m.waits and s.name = m.subscription and {_IS_KEYED}
+from (select id from enqueued_messages where id = any(array({ids})) order by id for update) g
+where m.id = g.id and m.waits
 """
-RELEASE_KEYED_OF = f"{RELEASE_KEYED} and m.subscription = any(%(names)s)"
+
+
+# Very many rows may have to be touched. With a limit, each statement takes as long as others can wait for its locks.
+_UNTRIED = f"""
+select m.id from enqueued_messages m join subscriptions s on s.name = m.subscription
+where m.session is not null and not m.waits and {_FREE}"""
+HOLD_SESSION = _held(f"{_UNTRIED} and m.session = %(session)s and s.spec -> 'bot' ->> 'device' = %(device)s")
+HOLD_KEYLESS = _held(f"{_UNTRIED} and not {_IS_KEYED} limit %(limit)s")
+HOLD_KEYLESS_OF = _held(f"{_UNTRIED} and not {_IS_KEYED} and m.subscription = any(%(names)s) limit %(limit)s")
+
+# Sessions of which rows wait, found by leaps over an index.
+_WAITING_SESSIONS = """
+with recursive waiting as (
+    (
+        select subscription, session from enqueued_messages where waits
+        order by subscription, session, id limit 1
+    )
+    union all
+    select n.* from waiting w cross join lateral (
+        select o.subscription, o.session from enqueued_messages o
+        where o.waits and (o.subscription, o.session) > (w.subscription, w.session)
+        order by o.subscription, o.session, o.id limit 1
+    ) n
+)"""
+_FIRST_OF_SESSION = """
+cross join lateral (
+    select id from enqueued_messages e
+    where e.waits and e.subscription = m.subscription and e.session = m.session order by e.id limit %(limit)s
+) r"""
+_KEYED = f"""{_WAITING_SESSIONS}
+select r.id from waiting m join subscriptions s on s.name = m.subscription {_FIRST_OF_SESSION}
+where {_IS_KEYED}"""
+RELEASE_KEYED = _released(f"{_KEYED} limit %(limit)s")
+RELEASE_KEYED_OF = _released(f"{_KEYED} and m.subscription = any(%(names)s) limit %(limit)s")
+RELEASE_SESSIONS = _released(f"""
+select r.id
+from (
+    select name as subscription, given.session
+    from subscriptions cross join unnest(%(sessions)s::text[]) as given (session)
+    where spec -> 'bot' ->> 'device' = %(device)s
+) m join subscriptions s on s.name = m.subscription {_FIRST_OF_SESSION}
+where {_IS_KEYED} limit %(limit)s
+""")
 IS_ANY_WAITING = "select exists (select from enqueued_messages where waits)"
 IS_ANY_OF_SESSION = "select exists (select from enqueued_messages where session is not null)"
 
@@ -154,6 +206,9 @@ left join session_asks a on a.subscription = w.subscription and a.session = w.se
 where (s.state in ('live', 'behind') or (s.state = 'suspended' and s.next_attempt_at is not null))
   and (s.failures = 0 or s.next_attempt_at is null or s.next_attempt_at <= %(now)s)
   and coalesce(s.spec -> 'bot' ->> 'device', '') <> ''
+  and not exists (
+      select from session_keys k where k.device = s.spec -> 'bot' ->> 'device' and k.session = w.session
+  )
   and (a.asked_at is null
        or a.asked_at + least(%(most)s::interval, %(every)s::interval * power(2, least(a.asks, 20) - 1)) <= %(now)s)
 order by row_number() over (partition by w.subscription, w.stream order by a.asked_at nulls first, w.first),

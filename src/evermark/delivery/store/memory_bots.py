@@ -11,7 +11,7 @@ from datetime import datetime
 from evermark.cluster.fence import DELIVER_LEASE
 from evermark.delivery.bots.keys import key_asked_next_at, require_keys, require_room, unknown_key
 from evermark.delivery.bots.membership import require_learned
-from evermark.delivery.limits import WAITING_MAX
+from evermark.delivery.limits import RELEASED_MAX, WAITING_MAX
 from evermark.delivery.model import KeyWanted, Membership, MembershipDelta, SessionKey, Surplus
 from evermark.delivery.store.memory_parked import MemoryTables, Row
 
@@ -88,7 +88,7 @@ class MemoryBots:
     def _queued(self, subscriptions: Collection[str], replay_id: str) -> Mapping[str, Collection[str]]:
         found: dict[str, set[str]] = defaultdict(set)
         for row in self._tables.rows.values():
-            if row.subscription in subscriptions and row.event.replay_id == replay_id and not row.waits:
+            if row.subscription in subscriptions and row.event.replay_id == replay_id:
                 found[row.subscription].add(row.event.session)
         return found
 
@@ -113,9 +113,10 @@ class MemoryBots:
             self._tables.rows[row.id] = replace(row, waits=True, next_attempt_at=None)
         return len(held)
 
-    def _make_due(self, now: datetime, which: Callable[[str, str], bool]) -> int:
-        """Rows of some subscriptions and sessions that wait may be tried now."""
-        some = [row for row in self._tables.rows.values() if row.waits and which(row.subscription, row.event.session)]
+    def _make_due(self, now: datetime, which: Callable[[str, str], bool], limit: int | None = None) -> int:
+        """Rows of some subscriptions and sessions that wait may be tried now; the first so many."""
+        rows = [row for _, row in sorted(self._tables.rows.items())]
+        some = [row for row in rows if row.waits and which(row.subscription, row.event.session)][:limit]
         for row in some:
             self._tables.rows[row.id] = replace(row, waits=False, next_attempt_at=now)
         return len(some)
@@ -126,10 +127,10 @@ class MemoryBots:
         self._hold(now, epoch, lambda name, session: name in names and lacks_key(name, session))
         self._make_due(now, lambda name, session: name in names and not lacks_key(name, session))
 
-    def release_keyed(self, now: datetime, epoch: int) -> int:
+    def release_keyed(self, now: datetime, epoch: int, limit: int = RELEASED_MAX) -> int:
         with self._tables.fenced(epoch, self.lease):
             self._hold(now, epoch, self._tables.lacks_key)
-            return self._make_due(now, lambda name, session: not self._tables.lacks_key(name, session))
+            return self._make_due(now, lambda name, session: not self._tables.lacks_key(name, session), limit)
 
     def stopped(self, subscriptions: Collection[str]) -> dict[str, frozenset[str]]:
         found: dict[str, set[str]] = defaultdict(set)
@@ -168,7 +169,7 @@ class MemoryBots:
         with self._tables.fenced(epoch, self.lease):
             firsts: dict[tuple[str, str], Row] = {}
             for _, row in sorted(self._tables.rows.items()):
-                if row.waits:
+                if row.waits and self._tables.lacks_key(row.subscription, row.event.session):
                     firsts.setdefault((row.subscription, row.event.session), row)
             due: list[tuple[datetime | None, int, KeyWanted]] = []
             for (name, session), row in firsts.items():

@@ -10,7 +10,7 @@ from datetime import datetime
 from evermark.cluster.fence import DELIVER_LEASE, fence, fenced
 from evermark.delivery.bots.keys import require_keys, require_room, unknown_key
 from evermark.delivery.bots.membership import require_learned
-from evermark.delivery.limits import KEY_ASKED_EVERY, KEY_ASKED_EVERY_MAX, WAITING_MAX
+from evermark.delivery.limits import KEY_ASKED_EVERY, KEY_ASKED_EVERY_MAX, RELEASED_MAX, WAITING_MAX
 from evermark.delivery.model import KeyWanted, Membership, MembershipDelta, SessionKey, Stay, Surplus
 from evermark.delivery.store import bot_queries as queries
 from evermark.delivery.store.postgres_parked import lock_every_session, lock_sessions, storable
@@ -68,12 +68,18 @@ class PostgresBots:
     def publish(self, device: str, keys: Mapping[str, str], now: datetime, epoch: int) -> int:
         require_keys(device, keys)
         sessions = sorted(keys)
+        given = {"device": device, "sessions": sessions, "now": now, "limit": RELEASED_MAX}
         with fenced(self._state, self._lease, epoch) as conn:
             lock_sessions(conn, [(device, session) for session in sessions])
             row = conn.execute(queries.KEY_COUNTS, (sessions, device)).fetchone()
             require_room(device, row[0] + len(keys) - row[1] if row else len(keys))
             conn.execute(queries.PUT_KEYS, (device, now, sessions, [keys[session] for session in sessions]))
-            return conn.execute(queries.RELEASE_SESSIONS, (now, sessions, device)).rowcount
+            some = released = conn.execute(queries.RELEASE_SESSIONS, given).rowcount
+        while some == RELEASED_MAX:
+            with fenced(self._state, self._lease, epoch) as conn:
+                some = conn.execute(queries.RELEASE_SESSIONS, given).rowcount
+            released += some
+        return released
 
     def withdraw(self, device: str, session: str, now: datetime, epoch: int) -> int:
         given = {"device": storable(device), "session": storable(session), "now": now, "epoch": epoch}
@@ -107,14 +113,16 @@ class PostgresBots:
                 found[name].add(stream)
         return {name: frozenset(streams) for name, streams in found.items()}
 
-    def release_keyed(self, now: datetime, epoch: int) -> int:
+    def release_keyed(self, now: datetime, epoch: int, limit: int = RELEASED_MAX) -> int:
         with self._state.transaction() as conn:
             if conn.execute(queries.IS_ANY_OF_SESSION).fetchone() == (False,):
                 return 0
             fence(conn, self._lease, epoch)
             # Without the locks of sessions: a key that is published just now is seen by the next sweep at the latest.
-            conn.execute(queries.HOLD_KEYLESS, {"now": now, "epoch": epoch})
-            return conn.execute(queries.RELEASE_KEYED, {"now": now}).rowcount
+            released = conn.execute(queries.RELEASE_KEYED, {"now": now, "limit": limit}).rowcount
+            if released < limit:
+                conn.execute(queries.HOLD_KEYLESS, {"now": now, "epoch": epoch, "limit": limit})
+            return released
 
     def surplus(self, keep: int = WAITING_MAX) -> list[Surplus]:
         with self._state.connection() as conn:
@@ -143,10 +151,11 @@ class PostgresBots:
 
 def decide_anew_who_waits(conn: Connection, names: Collection[str], now: datetime, epoch: int) -> None:
     """These bots have another device since this transaction: whether their parked events wait for a key is decided
-    anew. To be called where nothing can be parked for them until it ends.
+    anew. To be called where nothing can be parked for them until it ends. Of more events than one transaction may
+    touch the sweep decides: none of them is sent without a key, and none is overtaken.
     """
     if names:
-        given = {"names": sorted(names), "now": now, "epoch": epoch}
+        given = {"names": sorted(names), "now": now, "epoch": epoch, "limit": RELEASED_MAX}
         lock_every_session(conn)
         conn.execute(queries.HOLD_KEYLESS_OF, given)
         conn.execute(queries.RELEASE_KEYED_OF, given)
