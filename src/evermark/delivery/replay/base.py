@@ -22,7 +22,7 @@ from evermark.delivery.replay.plan import Replay, Replayed, ReplayState, Request
 from evermark.delivery.replay.timeslice import TimeSlice
 from evermark.errors import ConflictError, NotFoundError
 
-OPEN_MAX = 1_000
+CLEARED_AT_ONCE_MAX = 1_000
 LIST_MAX = 10_000
 
 
@@ -37,7 +37,8 @@ class ReplayStore(Protocol):
         """A person ends it; its parked rows are dropped and counted. False when it was over already."""
 
     def open(self) -> list[Replay]:
-        """Waiting and running replays with their targets, in the order of the requests."""
+        """Waiting and running replays with their targets, in the order of the requests: all of them, for one that is
+        left out would not run before an earlier one is over, which may be somebody else's."""
 
     def newest(self, limit: int) -> list[Replay]: ...
 
@@ -73,7 +74,7 @@ class ReplayStore(Protocol):
         """How many rows replays have parked for it."""
 
     def uncleared(self) -> list[Replay]:
-        """Ended replays whose request the source still shows."""
+        """Ended replays whose request the source still shows; the first of them, if they are many."""
 
     def cleared(self, replay: str, epoch: int) -> None: ...
 

@@ -9,7 +9,15 @@ from datetime import UTC, datetime
 from evermark.cluster.fence import source_lease
 from evermark.delivery.decide.group import shortened
 from evermark.delivery.replay import plan
-from evermark.delivery.replay.base import LIST_MAX, OPEN_MAX, moved, new_replay_id, not_waiting, require_begun, unknown
+from evermark.delivery.replay.base import (
+    CLEARED_AT_ONCE_MAX,
+    LIST_MAX,
+    moved,
+    new_replay_id,
+    not_waiting,
+    require_begun,
+    unknown,
+)
 from evermark.delivery.replay.plan import (
     SLICES,
     Replay,
@@ -72,7 +80,7 @@ class MemoryReplays:
             return True
 
     def open(self) -> list[Replay]:
-        return [replay for replay in self._read() if replay.state in _OPEN][:OPEN_MAX]
+        return [replay for replay in self._read() if replay.state in _OPEN]
 
     def newest(self, limit: int) -> list[Replay]:
         return self._read()[::-1][: max(0, min(limit, LIST_MAX))]
@@ -149,7 +157,7 @@ class MemoryReplays:
         every = self._read()
         shown = {_shown(replay) for replay in every if replay.state in _OPEN}
         ended = [r for r in every if r.state not in _OPEN and r.id not in self._cleared and _shown(r) not in shown]
-        return ended[:OPEN_MAX]
+        return ended[:CLEARED_AT_ONCE_MAX]
 
     def cleared(self, replay: str, epoch: int) -> None:
         with self._tables.fenced(epoch):

@@ -14,7 +14,15 @@ from evermark.cluster.fence import DELIVER_LEASE, fenced, source_lease
 from evermark.delivery.decide.group import shortened
 from evermark.delivery.replay import plan
 from evermark.delivery.replay import queries as sql
-from evermark.delivery.replay.base import LIST_MAX, OPEN_MAX, moved, new_replay_id, not_waiting, require_begun, unknown
+from evermark.delivery.replay.base import (
+    CLEARED_AT_ONCE_MAX,
+    LIST_MAX,
+    moved,
+    new_replay_id,
+    not_waiting,
+    require_begun,
+    unknown,
+)
 from evermark.delivery.replay.plan import AskedBy, Control, Replay, Replayed, ReplayState, Request, Target, TargetState
 from evermark.delivery.replay.timeslice import Mark, TimeSlice
 from evermark.delivery.store.postgres import lock_record
@@ -52,7 +60,7 @@ class PostgresReplays:
         return True
 
     def open(self) -> list[Replay]:
-        return self._read(sql.OPEN, OPEN_MAX)
+        return self._read(sql.OPEN)
 
     def newest(self, limit: int) -> list[Replay]:
         return self._read(sql.NEWEST, max(0, min(limit, LIST_MAX)))
@@ -124,17 +132,17 @@ class PostgresReplays:
             return _parked_now(conn, subscription)
 
     def uncleared(self) -> list[Replay]:
-        return self._read(sql.UNCLEARED, OPEN_MAX)
+        return self._read(sql.UNCLEARED, CLEARED_AT_ONCE_MAX)
 
     def cleared(self, replay: str, epoch: int) -> None:
         with self._fenced(epoch) as conn:
             conn.execute(sql.CLEARED, (replay,))
 
-    def _read(self, query: str, given: int | str) -> list[Replay]:
+    def _read(self, query: str, *given: int | str) -> list[Replay]:
         """Replays and their targets, at one moment."""
         with self._state.transaction() as conn:
             conn.execute("set transaction isolation level repeatable read, read only")
-            rows = conn.execute(query, (given,)).fetchall()
+            rows = conn.execute(query, given).fetchall()
             targets: dict[str, list[Target]] = defaultdict(list)
             for row in conn.execute(sql.TARGETS, ([row[0] for row in rows],)) if rows else []:
                 targets[row[0]].append(_target(row))

@@ -22,7 +22,7 @@ _REPLAY = """r.id, r.nth, r.asked_by, r.source, r.since, r.until, r.streams, r.w
 _TARGET = """t.replay, t.subscription, t.generation, t.state, t.at_time, t.at_id, t.reason, t.slice_rows, t.passed_rows,
        t.delivered, t.parked, t.failures, t.next_attempt_at, t.stuck_since"""
 
-OPEN = f"select {_REPLAY} from replays r where r.state in ('waiting', 'running') order by r.nth limit %s"
+OPEN = f"select {_REPLAY} from replays r where r.state in ('waiting', 'running') order by r.nth"
 NEWEST = f"select {_REPLAY} from replays r order by r.nth desc limit %s"
 ONE = f"select {_REPLAY} from replays r where r.id = %s"
 TARGETS = f"select {_TARGET} from replay_targets t where t.replay = any(%s) order by t.replay, t.subscription"

@@ -144,6 +144,11 @@ class ReplayContract:
         assert first.request.control is not None
         assert (first.request.control.event_id, first.request.control.batch) == ("c1", 7)
 
+    def test_however_many_are_open_none_is_left_out(self, replays: ReplayStore, epoch: int) -> None:
+        """One that is asked for after a thousand others may be for somebody to whom none of them goes."""
+        made = [replays.request(asked(), epoch) for _ in range(1_001)]
+        assert [replay.id for replay in replays.open()] == made
+
     def test_stale_owners_write_nothing(
         self, replays: ReplayStore, delivery: DeliveryStore, take_over: TakeOver, source_epoch: int
     ) -> None:
