@@ -26,6 +26,7 @@ from evermark.delivery.run.live import LiveGroup
 from evermark.delivery.status import kept_for, least_cursors
 from evermark.delivery.store.memory import MemoryDelivery
 from evermark.delivery.work import Assignment, DeliveryOptions
+from evermark.errors import UnreachableError
 from evermark.log.maintenance import may_be_collected
 from evermark.log.read import FileRange
 from evermark.observe.metrics import Metrics
@@ -135,6 +136,27 @@ def test_d6_the_backlog_of_one_that_is_paused_or_disabled_expires_after_its_ttl_
             world.follower.catch_up(one)
     assert world.sent["a"] == list(range(13, 21))
     assert world.store.counted("expired") == {"a": 12 * ROWS}
+
+
+def test_d6_one_whose_backlog_cannot_expire_keeps_no_other_from_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """GIVEN two that are paused WHEN the engine refuses the work for the first of them THEN the second one's old events
+    expire all the same, and the trouble is raised."""
+    world, deliver = World(), World.deliver
+
+    def refused(world: World, assignments: Sequence[Assignment], options: DeliveryOptions) -> list[Outcome]:
+        if not options.sends and assignments[0].spec.name == "a":
+            raise UnreachableError("the engine is away")
+        return deliver(world, assignments, options)
+
+    for name in ("a", "b"):
+        world.stop(name, SubscriptionState.SUSPENDED)
+    world.days(7)
+    monkeypatch.setattr(World, "deliver", refused)
+    world.head += 8
+    world.now += 8 * DAY
+    with pytest.raises(UnreachableError):
+        world.follower.expire_stopped()
+    assert set(world.store.counted("expired")) == {"b"}
 
 
 @pytest.mark.parametrize("how", STOPPED)

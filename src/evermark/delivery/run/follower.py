@@ -272,15 +272,26 @@ class Follower:
     def expire_stopped(self, over: Callable[[], bool] = lambda: False) -> None:
         """Move paused and disabled subscriptions over events that are older than their `ttl`, counted.
 
-        Nothing else moves them, and the log must keep every event that they have not passed.
+        Nothing else moves them, and the log must keep every event that they have not passed. One that cannot be moved
+        keeps no other from it.
         """
+        problem: EvermarkError | None = None
         for subscription in self.store.subscriptions().values():
-            goes_on = is_stopped(subscription)
-            while goes_on and not over() and (span := self._expired_span(subscription)) is not None:
-                try:
-                    goes_on = bool(self._work([(subscription, span)], budget_s=FOLLOW_BUDGET_S, sends=False))
-                except ConflictError:
-                    break  # a person acted meanwhile
+            try:
+                self._expire(subscription, over)
+            except ConflictError:
+                continue  # a person acted meanwhile
+            except StaleError:
+                raise
+            except EvermarkError as error:
+                problem = problem or error
+        if problem is not None:
+            raise problem
+
+    def _expire(self, subscription: Subscription, over: Callable[[], bool]) -> None:
+        goes_on = is_stopped(subscription)
+        while goes_on and not over() and (span := self._expired_span(subscription)) is not None:
+            goes_on = bool(self._work([(subscription, span)], budget_s=FOLLOW_BUDGET_S, sends=False))
 
     def _expired_span(self, subscription: Subscription) -> Span | None:
         before = expires_before(subscription, self.clock())
