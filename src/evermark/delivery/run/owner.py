@@ -300,9 +300,11 @@ class DeliveryOwner:
 
         def sweep_parked() -> None:
             sweep(store, now(), epoch, over)
-            release(store.bots, now(), epoch, over)
-            if given_up := sweep_surplus(store.bots, now(), epoch, over):
-                self._log.warning("too many events of one stream of a bot were parked", expired=given_up)
+            try:
+                release(store.bots, now(), epoch, over)
+            finally:  # whatever becomes of that: what was released is no surplus, and too much goes in any case
+                if given_up := sweep_surplus(store.bots, now(), epoch, over):
+                    self._log.warning("too many events of one stream of a bot were parked", expired=given_up)
 
         repeated: list[tuple[str, Callable[[], object], float]] = [
             ("report", observer.report, limits.report_every_s),

@@ -135,6 +135,22 @@ def test_a_step_that_fails_is_tried_again_and_holds_up_no_other() -> None:
     assert scene.events().count("delivering") == 1
 
 
+def test_what_is_too_much_of_a_bots_stream_goes_though_the_release_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """GIVEN a release of what waits for keys that always fails WHEN it is swept THEN that is said, and the surplus of
+    the streams goes all the same."""
+    scene, swept = Scene(), list[float]()
+
+    def fail(*_: Any) -> int:
+        raise UnreachableError("state is away")
+
+    monkeypatch.setattr("evermark.delivery.run.owner.release", fail)
+    surplus = lambda *_: swept.append(scene.runtime.monotonic()) or 0  # noqa: E731
+    monkeypatch.setattr("evermark.delivery.run.owner.sweep_surplus", surplus)
+    scene.run(2.0)
+    assert len(swept) == 1
+    assert ("delivery step failed", "sweep") in [(said, about.get("step")) for said, about in scene.said]
+
+
 def test_an_owner_that_is_stopped_gives_its_lease_back_and_takes_no_batch_any_more() -> None:
     """GIVEN delivery WHEN it is stopped THEN `run` returns, the lease is free, and a fresh batch is left alone."""
     scene = Scene()
