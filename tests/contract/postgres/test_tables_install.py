@@ -76,9 +76,10 @@ def test_the_printed_sql_is_all_of_it(server: PostgresServer) -> None:
     with scene(server, "public.orders", create=ORDERS) as at:
         script = at.installation.script([], "reader")
         at.installation.uninstall(wait_s=10.0, say=lambda line: None)
-        for statement in script.split("end $do$;"):
-            if "do $do$" in statement:
-                at.run(statement + "end $do$;")
+        with psycopg.connect(at.dsn, autocommit=True) as dba:
+            for statement in script.split("end $do$;"):
+                if "do $do$" in statement:
+                    dba.execute((statement + "end $do$;").encode())
         at.run("drop role if exists tables_reader", "create role tables_reader login replication password 'p'")
         at.source.check({})
         at.run("insert into orders values (1, 2, 'x')")
@@ -91,6 +92,31 @@ def test_the_printed_sql_is_all_of_it(server: PostgresServer) -> None:
             assert source.condition().warnings == {}
         finally:
             source.close()
+
+
+# Each fits a call better than the server's own, which takes arguments of any kind.
+INTRUDERS = """
+create table seen (who text);
+create function format(text, name, name) returns text language sql as 'insert into seen values (''f3'') returning $1';
+create function format(text, name) returns text language sql as 'insert into seen values (''f2'') returning $1';
+create function format(text, text, text) returns text language sql as 'insert into seen values (''t3'') returning $1';
+create function format(text, name, name, text, text) returns text language sql
+    as 'insert into seen values (''f5'') returning pg_catalog.format($1, $2, $3, $4, $5)';
+"""
+
+
+def test_functions_that_others_made_in_public_are_not_run(server: PostgresServer) -> None:
+    """GIVEN functions in schema public that fit our calls better than the server's WHEN tables are installed, by us or
+    by the printed SQL, examined and watched THEN none of them was run."""
+    create = f"{ORDERS} create table keyless (id int); alter table keyless replica identity full; {INTRUDERS}"
+    with scene(server, "public.orders", "public.keyless", create=create) as at:
+        with psycopg.connect(at.dsn, autocommit=True) as dba:
+            for statement in at.installation.script([], None).split("end $do$;"):
+                dba.execute((statement + "end $do$;").encode() if "do $do$" in statement else b"")
+        at.run("alter table orders drop constraint orders_pkey")
+        assert findings(at)["replica_identity"].found.startswith("public.orders has no replica identity")
+        assert at.source.condition().gauges["unusable_tables"] == 1
+        assert at.db.execute("select * from seen").fetchall() == []
 
 
 def as_role(dsn: str, role: str) -> Secret:
@@ -427,6 +453,7 @@ def test_a_table_is_added_and_taken_out_while_reading_goes_on(server: PostgresSe
         assert [row["stream"] for row in rows if row["op"] == "insert"] == [
             "public.orders", "public.more", "public.orders",
         ]  # fmt: skip
+
 
 
 @pytest.mark.parametrize("lost", ["slot", "publication"])

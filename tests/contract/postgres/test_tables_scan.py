@@ -122,6 +122,69 @@ def test_key_ranges_are_disjoint_and_complete(server: PostgresServer) -> None:
         assert len(scanned(at, condition="v % 10 = 3")) == 10
 
 
+# A text without regard to capitals, as an extension makes it: its operators stand in a schema of their own.
+OWN_TYPE = """
+create schema ext; set search_path = ext, public;
+create type ci; create function ci_in(cstring) returns ci language internal immutable strict as 'textin';
+create function ci_out(ci) returns cstring language internal immutable strict as 'textout';
+create type ci (input = ci_in, output = ci_out, like = text, collatable = true);
+create cast (ci as text) without function as implicit;
+create function lt(ci, ci) returns boolean language sql immutable as 'select lower($1::text) < lower($2::text)';
+create function le(ci, ci) returns boolean language sql immutable as 'select lower($1::text) <= lower($2::text)';
+create function eq(ci, ci) returns boolean language sql immutable as 'select lower($1::text) = lower($2::text)';
+create function ge(ci, ci) returns boolean language sql immutable as 'select lower($1::text) >= lower($2::text)';
+create function gt(ci, ci) returns boolean language sql immutable as 'select lower($1::text) > lower($2::text)';
+create function cmp(ci, ci) returns int language sql immutable
+    as 'select (lower($1::text) > lower($2::text))::int - (lower($1::text) < lower($2::text))::int';
+create operator < (leftarg = ci, rightarg = ci, function = lt);
+create operator <= (leftarg = ci, rightarg = ci, function = le);
+create operator = (leftarg = ci, rightarg = ci, function = eq);
+create operator >= (leftarg = ci, rightarg = ci, function = ge);
+create operator > (leftarg = ci, rightarg = ci, function = gt);
+create operator class ci_ops default for type ci using btree as
+    operator 1 <, operator 2 <=, operator 3 =, operator 4 >=, operator 5 >, function 1 cmp(ci, ci);
+set search_path = public;
+"""
+
+
+@pytest.mark.parametrize("key", ["a", "a, b", "b, a", "a, b, c"])
+def test_a_key_of_a_type_of_an_extension_is_cut_in_its_own_order(server: PostgresServer, key: str) -> None:
+    """GIVEN a key of a type that sorts in a way of its own WHEN it is read by ranges THEN each row comes once."""
+    create = f"""{OWN_TYPE} create table t (a ext.ci not null, b int not null, c ext.ci not null, v int);
+        create unique index u on t ({key}); alter table t replica identity using index u"""
+    with scene(server, "public.t", create=create) as at:
+        values = "chr(case n % 2 when 0 then 65 else 97 end + n)::ext.ci, n / 4, ('X' || n)::ext.ci, n"
+        at.run(f"insert into t select {values} from generate_series(0, 24) n")
+        target = at.settings.target()
+        with connect(target.dsn) as link:
+            scan = TableScan(link, target, target.tables[0])
+            edges = [None, *scan.bounds(4), None]
+            parts = [
+                [json.loads(row["payload"])["v"] for batch in scan.rows(KeyRange(*ends)) for row in batch.to_pylist()]
+                for ends in itertools.pairwise(edges)
+            ]
+        assert [len(part) for part in parts] == [4] * 6 + [1]
+        assert sorted(v for part in parts for v in part) == list(range(25))
+
+
+def test_names_of_a_condition_are_looked_up_where_the_persons_are(server: PostgresServer) -> None:
+    """GIVEN a database with a search_path of its own WHEN rows are read by a condition with a function found there THEN
+    it is understood, and the rows are as the slot gives them."""
+    create = """create schema app; create function app.odd(int) returns boolean language sql as 'select $1 % 2 = 1';
+        create table app.t (id int primary key, v regclass)"""
+    with scene(server, "app.t", create=create) as at:
+        at.run(f"alter database {at.db.info.dbname} set search_path = app")
+        at.run("insert into app.t select n, 'app.t' from generate_series(1, 4) n")
+        target = at.settings.target()
+        with connect(target.dsn) as link:
+            with link.connection.transaction():
+                scan = TableScan(link, target, target.tables[0])
+                found = [row for batch in scan.rows(None, "odd(id)") for row in batch.to_pylist()]
+            (path,) = link.one("select current_setting('search_path')", doing="looking")
+        assert said(found) == [row for row in said(at.changes()) if row[1] in "13"] and len(found) == 2
+        assert path == "pg_catalog, pg_temp" and not link.warnings
+
+
 def test_what_may_not_be_read_is_said(server: PostgresServer) -> None:
     """GIVEN a role without rights, or one that a policy hides rows from WHEN it reads THEN it is told so."""
     with scene(server, "public.t", create="create table t (id int primary key)") as at:
@@ -168,5 +231,5 @@ def test_a_range_of_a_composite_key_is_read_through_its_index(server: PostgresSe
         with connect(target.dsn, enable_seqscan="off", enable_bitmapscan="off") as link:
             scan = TableScan(link, target, target.tables[0])
             where = scan._where(KeyRange(("1", "2"), ("3", "4")), "").as_string(link.connection)
-            lines = [row[0] for row in link.rows(f"explain select * from t{where}", doing="looking")]
+            lines = [row[0] for row in link.rows(f"explain select * from public.t{where}", doing="looking")]
         assert any("Index Cond" in line and ">" in line and "<=" in line for line in lines), lines

@@ -162,6 +162,26 @@ def test_each_type_is_written_as_the_docs_say(server: PostgresServer) -> None:
         assert streamed == rows and parsed(rows[1]["payload"]) == full
 
 
+def test_names_of_things_have_their_schema_whatever_the_path(server: PostgresServer) -> None:
+    """GIVEN a role or database with a search_path of its own WHEN values that are names of tables, types and functions
+    are peeked and sent THEN each has its schema, unless it is the server's own."""
+    create = """create schema app;
+        create table app.t (id int primary key, a regclass, b regtype, c regproc[], d regclass);
+        create type app.mood as enum ('fine'); create function app.f() returns int language sql as 'select 1'"""
+    with scene(server, "app.t", create=create) as at:
+        at.run(
+            f"alter database {at.db.info.dbname} set search_path = app",
+            f"alter database {at.db.info.dbname} set quote_all_identifiers = on",
+            "insert into app.t values (1, 'app.t', 'app.mood', '{app.f}', 'pg_class')",
+        )
+        at.source.close()
+        rows = at.all()
+        streamed, _ = at.sent(at.source.earliest(0), len(rows))
+        assert streamed == rows
+        wanted = {"id": 1, "a": "app.t", "b": "app.mood", "c": ["app.f"], "d": "pg_class"}
+        assert json.loads(rows[-1]["payload"]) == wanted
+
+
 def test_numbers_keep_their_digits(server: PostgresServer) -> None:
     """Whatever the value, reading it back gives what the table has."""
     seed = random.randrange(10**9)

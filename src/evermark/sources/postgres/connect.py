@@ -18,8 +18,13 @@ from evermark.sources.postgres.failures import RECOVER_HINT, translated, unreach
 CONNECT_TIMEOUT_S = 10
 WARNINGS_MAX = 20
 
+# Names without a schema are the server's own: anyone who may create in `public` could make a function that fits a call
+# better than the server's does, and have our role run it. It also says how a `regclass` is written.
+SEARCH_PATH = "pg_catalog, pg_temp"
 # What a role or database may have set otherwise, and decoding depends on.
 _SESSION = {
+    "search_path": SEARCH_PATH,
+    "quote_all_identifiers": "off",
     "timezone": "UTC",
     "datestyle": "ISO, MDY",
     "bytea_output": "hex",
@@ -117,7 +122,7 @@ def connect(dsn: Hidden, timeout_s: int = CONNECT_TIMEOUT_S, /, **session: str) 
     link = Link(text, connection)
     connection.add_notice_handler(lambda notice: _collect(link, notice))
     wanted = {**_SESSION, **session}
-    query = "select " + ", ".join(["set_config(%s, %s, false)"] * len(wanted))
+    query = "select " + ", ".join(["pg_catalog.set_config(%s, %s, false)"] * len(wanted))
     link.row(query, tuple(part for pair in wanted.items() for part in pair), doing="preparing a connection")
     # Lets the server notice that a killed reader is gone, instead of decoding on with the slot held.
     with contextlib.suppress(pg.InvalidParameterValue):  # not every platform can

@@ -9,7 +9,7 @@ from typing import Any
 import psycopg
 
 from evermark.errors import EvermarkError
-from evermark.sources.postgres.connect import CONNECT_TIMEOUT_S, Link, opened
+from evermark.sources.postgres.connect import CONNECT_TIMEOUT_S, SEARCH_PATH, Link, opened
 from evermark.sources.postgres.failures import translated, unreachable
 from evermark.sources.postgres.target import PostgresTarget, suffixed
 
@@ -18,7 +18,7 @@ _PATIENT = "-c idle_in_transaction_session_timeout=0 -c idle_session_timeout=0"
 # Values that are sent as text are written as they are where the slot is peeked (connect.py).
 _AS_PEEKED = (
     "-c timezone=UTC -c datestyle=ISO -c bytea_output=hex -c intervalstyle=iso_8601 -c extra_float_digits=1"
-    " -c lc_monetary=C"
+    f" -c lc_monetary=C -c search_path={SEARCH_PATH.replace(' ', '')} -c quote_all_identifiers=off"
 )
 
 

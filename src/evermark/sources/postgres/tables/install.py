@@ -15,7 +15,7 @@ from evermark.sources.kinds import Installation, Say
 from evermark.sources.postgres.admin.checks import Obstacle, server_obstacles
 from evermark.sources.postgres.admin.install import create_slot
 from evermark.sources.postgres.admin.waiting import LOCK_TIMEOUT_S, Waiting
-from evermark.sources.postgres.connect import Link, connect
+from evermark.sources.postgres.connect import SEARCH_PATH, Link, connect
 from evermark.sources.postgres.failures import INSTALL_HINT, translated, where
 from evermark.sources.postgres.lsn import Position
 from evermark.sources.postgres.names import TableNameError, table_name
@@ -57,7 +57,11 @@ class TablesInstallation(Installation):
         )
 
     def script(self, tables: Sequence[str], role: str | None) -> str:
-        parts = ["-- Run with psql, outside a transaction: the slot needs a transaction of its own.\n"]
+        parts = [
+            "-- Run with psql, outside a transaction: the slot needs a transaction of its own.\n",
+            "-- Whatever others have made in schema public, names are the server's own.",
+            f"set search_path = {SEARCH_PATH};\n",
+        ]
         parts += [publication_sql(self._target, self._target.tables), script("06_slot.sql", self._target)]
         if role is not None:
             parts.append(script("tables_role.sql", self._target, role=role))

@@ -21,7 +21,7 @@ from psycopg import sql
 
 from evermark.errors import FormatError, SetupError
 from evermark.event import Op, taken_batch
-from evermark.sources.postgres.connect import Link
+from evermark.sources.postgres.connect import SEARCH_PATH, Link
 from evermark.sources.postgres.failures import INSTALL_HINT, python_encoding, translated, where
 from evermark.sources.postgres.read.columns import decoded, gather
 from evermark.sources.postgres.read.copy_out import copied_rows
@@ -43,7 +43,8 @@ _ESCAPES = (
     (b"\\v", b"\v"), (_BACKSLASH, b"\\"),
 )  # fmt: skip
 # As pgoutput describes it: the columns that are published, in their order, and which of them are the replica identity.
-# `key`: the columns of the identity in the order of its index; where that is the whole row, the primary key's.
+# `key`: the columns of the identity in the order of its index; where that is the whole row, the primary key's. Each
+# with the schema of the operators by which it is sorted: those of a type of an extension are found in no pinned path.
 _DESCRIBED = """
 with named as (
     select c.oid, n.nspname, c.relname, c.relreplident, c.relkind, to_jsonb(r) as membership, to_jsonb(p) as publication
@@ -51,13 +52,20 @@ with named as (
     join pg_catalog.pg_class c on c.oid = r.prrelid join pg_catalog.pg_namespace n on n.oid = c.relnamespace
     where p.pubname = %s and c.oid = to_regclass(%s)
 ), identity as (
-    select x.indrelid, x.indisprimary, x.indisreplident, x.indnkeyatts, x.indkey
+    select x.indrelid, x.indisprimary, x.indisreplident, x.indnkeyatts, x.indkey, x.indclass
     from named join pg_catalog.pg_index x on x.indrelid = named.oid
     where x.indislive and case named.relreplident when 'i' then x.indisreplident else x.indisprimary end
 ), key as (
-    select k.place, a.attname, a.attnum
-    from identity i cross join unnest(i.indkey::int2[]) with ordinality k(number, place)
-    join pg_catalog.pg_attribute a on a.attrelid = i.indrelid and a.attnum = k.number where k.place <= i.indnkeyatts
+    select k.place, a.attname, a.attnum, (
+        select s.nspname::text from pg_catalog.pg_opclass c
+        join pg_catalog.pg_opclass d on d.opcintype = c.opcintype and d.opcdefault and d.opcmethod = b.oid
+        join pg_catalog.pg_amop m on m.amopfamily = d.opcfamily and m.amopstrategy = 5
+          and m.amoplefttype = d.opcintype and m.amoprighttype = d.opcintype
+        join pg_catalog.pg_operator o on o.oid = m.amopopr join pg_catalog.pg_namespace s on s.oid = o.oprnamespace
+        where c.oid = k.class) as operators
+    from identity i cross join unnest(i.indkey::int2[], i.indclass::oid[]) with ordinality k(number, class, place)
+    join pg_catalog.pg_attribute a on a.attrelid = i.indrelid and a.attnum = k.number
+    join pg_catalog.pg_am b on b.amname = 'btree' where k.place <= i.indnkeyatts
 )
 select n.oid::bigint, n.nspname::text, n.relname::text, n.relreplident::text, n.relkind = 'p',
        (select pg_catalog.pg_get_expr(r.prqual, r.prrelid) from pg_catalog.pg_publication_rel r
@@ -70,9 +78,13 @@ select n.oid::bigint, n.nspname::text, n.relname::text, n.relreplident::text, n.
                    then exists (select from jsonb_array_elements_text(n.membership -> 'prattrs') x
                                 where x::int = a.attnum)
                    else a.attgenerated = '' or a.attgenerated = n.publication ->> 'pubgencols' end),
-       array(select attname::text from key order by place)
+       array(select attname::text from key order by place),
+       array(select coalesce(operators, 'pg_catalog') from key order by place)
 from named n
 """
+# In front of a person's condition, whose names the server has looked up by the time this is done, once, before the
+# first row: from here on values are written as in a slot.
+_PINNED = f"(select pg_catalog.set_config('search_path', '{SEARCH_PATH}', true)) is not null"
 # Servers before 15 have no row filters.
 _UNFILTERED = """(select pg_catalog.pg_get_expr(r.prqual, r.prrelid) from pg_catalog.pg_publication_rel r
         where r.oid = (n.membership ->> 'oid')::oid)"""
@@ -96,11 +108,14 @@ class TableScan:
         self, link: Link, target: PostgresTarget, choice: TableChoice, latest: TableVersion | None = None
     ) -> None:
         self._link = link
-        oid, schema, name, identity, self._partitioned, self._filter, columns, key = relation_of(link, target, choice)
+        oid, schema, name, identity, self._partitioned, self._filter, columns, key, operators = relation_of(
+            link, target, choice
+        )
         self._encoding = _as_the_server_writes(link)
         self.message = relation_message(oid, schema, name, identity, columns, self._encoding)
         self.relation: Relation = parse_relation(self.message)
         self.key: tuple[str, ...] = tuple(key)  # its columns, in the order of its index; none: the table has no key
+        self._operators: tuple[str, ...] = tuple(operators)
         facts = Catalog(link.row, target.publication).table(self.relation)
         hidden = columns_to_hash(self.relation.columns, choice.hash, latest)
         former, version = (latest.key, latest.version) if latest is not None else ((), 0)
@@ -112,13 +127,16 @@ class TableScan:
         return sql.Identifier(self._schema, self._name)
 
     def rows(self, keys: KeyRange | None = None, condition: str = "") -> Iterator[pa.RecordBatch]:
-        """As TAKEN, without id, position, time and version; `condition` is SQL of a person's own."""
+        """As TAKEN, without id, position, time and version; `condition` is SQL of a person's own. With it, this stands
+        in a transaction: its names are looked up where the person's are, as the role has it."""
         columns = sql.SQL(", ").join(sql.Identifier(name) for name in self.relation.columns)
         only = sql.SQL("" if self._partitioned else "only ")
         query = sql.SQL("copy (select {} from {}{}{}) to stdout").format(
             columns, only, self.sql_name, self._where(keys or KeyRange(), condition)
         )
         with translated(self._link.dsn, f"reading the rows of {self.relation.stream}"):
+            if condition:
+                self._link.connection.execute("set local search_path to default")
             for count, data in _joined(copied_rows(self._link.connection, query)):
                 yield self._batch(count, data)
 
@@ -165,7 +183,7 @@ class TableScan:
         return [tuple(row) for row in self._link.rows(text, doing=f"sampling the keys of {self.relation.stream}")]
 
     def _where(self, keys: KeyRange, condition: str) -> sql.Composable:
-        terms: list[sql.Composable] = []
+        terms: list[sql.Composable] = [sql.SQL(_PINNED)] if condition else []
         if keys.after is not None:
             terms.append(self._compared(">", keys.after))
         if keys.upto is not None:
@@ -175,8 +193,25 @@ class TableScan:
 
     def _compared(self, operator: Literal[">", "<="], key: Sequence[str]) -> sql.Composable:
         """Literals without a type: the server takes them as the columns', whatever these are."""
-        values = sql.SQL(", ").join(sql.Literal(text) for text in key)
-        return sql.SQL("({}) {} ({})").format(self._key_columns(), sql.SQL(operator), values)
+        columns, schemas = self._key_columns(), set(self._operators)
+        if len(schemas) == 1:
+            values = sql.SQL(", ").join(sql.Literal(text) for text in key)
+            return sql.SQL("({}) {} ({})").format(columns, _operator(schemas.pop(), operator), values)
+        return self._compared_one_by_one(operator, key)
+
+    def _compared_one_by_one(self, operator: Literal[">", "<="], key: Sequence[str]) -> sql.Composable:
+        """The same where one operator does not do for all columns. The first column is bounded for the index."""
+        parts = list(zip(map(sql.Identifier, self.key), self._operators, map(sql.Literal, key), strict=True))
+
+        def one(number: int, name: str) -> sql.Composable:
+            column, schema, value = parts[number]
+            return sql.SQL("({} {} {})").format(column, _operator(schema, name), value)
+
+        found = one(len(parts) - 1, operator)
+        for number in reversed(range(len(parts) - 1)):
+            beyond, level = one(number, operator[0]), one(number, "=")
+            found = sql.SQL("({} or {} and {})").format(beyond, level, found)
+        return sql.SQL("{} and {}").format(one(0, operator[0] + "="), found)
 
     def _key_columns(self) -> sql.Composed:
         if not self.key:
@@ -301,6 +336,10 @@ def _unescaped(view: View, start: I64, length: I64) -> pa.Array:
 
 def _texts(columns: Sequence[str]) -> sql.Composed:
     return sql.SQL(", ").join(sql.SQL("pg_catalog.format('%s', {})").format(sql.Identifier(name)) for name in columns)
+
+
+def _operator(schema: str, name: str) -> sql.Composable:
+    return sql.SQL("operator({}.{})").format(sql.Identifier(schema), sql.SQL(name))
 
 
 def _plain(text: str) -> sql.Composable:
