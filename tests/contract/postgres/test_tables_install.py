@@ -7,12 +7,14 @@ import json
 import pickle
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import psycopg
 import pytest
 
 from evermark.errors import BusyError, EvermarkError, GapError, SetupError
+from evermark.event_file import as_batches
 from evermark.ingest.repair.base import may_open
 from evermark.observe.finding import Finding, Grade
 from evermark.secrets import Plain, Secret
@@ -21,6 +23,7 @@ from evermark.sources.postgres.tables.doctor import examined
 from evermark.sources.postgres.tables.install import TablesInstallation
 from evermark.sources.postgres.tables.repair import repair_of
 from evermark.testing.servers import PostgresServer, fresh_database
+from evermark.testing.until import until
 from tests.contract.postgres.tables_scene import Scene, scene, tables_settings
 
 ORDERS = "create table orders (id bigint primary key, total numeric, note text);"
@@ -454,6 +457,38 @@ def test_a_table_is_added_and_taken_out_while_reading_goes_on(server: PostgresSe
             "public.orders", "public.more", "public.orders",
         ]  # fmt: skip
 
+
+def test_a_table_that_is_put_back_while_the_old_file_is_read_stops_reading(server: PostgresServer) -> None:
+    """GIVEN rows of a table that were still to be read when it was taken out of the file, and were left out WHEN it is
+    put back, and a row of it comes to the reader with the old file THEN that reader stops, and takes nothing of it."""
+    with scene(server, "public.orders", "public.more", create=ORDERS + "create table more (id int primary key)") as at:
+        at.run("insert into more values (1)")
+        at.drain()
+        start = piece(at).end  # what the checkpoint says: the table is known there
+        at.run("insert into more values (2)")
+        without = tables_settings(at.dsn, "public.orders")
+        without = without.model_copy(update={"slot": at.settings.slot, "publication": at.settings.publication})
+        TablesInstallation(without).install([], wait_s=10.0, say=lambda line: None, goes_on=True)
+        source = type(at.source)(without.target(), at.source._open)
+        feed = source.follow(0, start, lambda: None)
+        taken: list[str] = []
+
+        def take(stream: str) -> bool:
+            fed = feed.next()
+            if fed is not None:
+                taken.extend(row["stream"] for batch in as_batches(fed.batches()) for row in batch.to_pylist())
+            return stream in taken
+
+        try:
+            at.run("insert into orders values (1, 1, '')")
+            until(partial(take, "public.orders"), "the row of the other table is sent", timeout_s=30)
+            at.installation.install([], wait_s=10.0, say=lambda line: None, goes_on=True)
+            at.run("insert into more values (3)", "insert into orders values (2, 1, '')")
+            with pytest.raises(SetupError, match=r"public\.more is published, and the file does not name it"):
+                until(lambda: take("public.more"), "the row of the table that is back is met", timeout_s=10)
+        finally:
+            feed.close()
+            source.close()
 
 
 @pytest.mark.parametrize("lost", ["slot", "publication"])

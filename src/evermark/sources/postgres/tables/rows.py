@@ -131,7 +131,7 @@ class TablesDecoder:
         self._catalog, self._versions, self._hashed, self._encoding = catalog, versions, hashed, encoding
         self._reader = PgoutputReader(start, end, stride=STRIDE, pages=pages)
         self._latest = versions.before(start)
-        self._tables: dict[tuple[int, bytes], Table | None] = {}  # None: its rows are not wanted
+        self._tables: dict[tuple[int, bytes], Table] = {}
         self._id_prefix = np.frombuffer(
             hashlib.sha256(str(self._incarnation).encode()).hexdigest()[:16].encode(), np.uint8
         )
@@ -253,7 +253,8 @@ class TablesDecoder:
                     hint="if it was renamed, or added by hand: name it under `tables`, too, beside the old name until"
                     f" all is taken; if it is not wanted, {INSTALL_HINT}",
                 )
-            self._tables[remembered] = None  # taken out of the file and the publication: a person's own choice
+            # Taken out of the file and the publication: a person's own choice. They may put it back, so this is asked
+            # again for every chunk.
             return None
         hidden = columns_to_hash(relation.columns, self._hashed[relation.stream], latest)
         version = (latest.version if latest is not None else 0) + (latest is None or latest.shape != shape)
