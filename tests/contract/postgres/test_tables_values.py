@@ -5,14 +5,19 @@ from __future__ import annotations
 import json
 import random
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 from decimal import Decimal
 from typing import Any
 
 import psycopg
+import pytest
 
+from evermark.errors import SetupError
+from evermark.sources.postgres.tables.install import TablesInstallation
 from evermark.testing.servers import PostgresServer, drop_database, fresh_database
 from evermark.testing.until import until
-from tests.contract.postgres.tables_scene import made, scene
+from tests.contract.postgres.tables_scene import Scene, made, scene, tables_settings
 
 TYPES = """
 create type mood as enum ('so "so"', 'fine');
@@ -242,17 +247,40 @@ def test_a_composite_type_that_is_altered_while_it_is_read(server: PostgresServe
         assert json.loads(at.changes()[1]["payload"])["v"] == {"a": 1, "b": 2, "c": "x"}  # one that asks later
 
 
-def test_a_database_in_another_encoding(server: PostgresServer) -> None:
-    """Values come in the encoding of the database, and are told in UTF-8."""
+@contextmanager
+def latin(server: PostgresServer, *tables: Any, create: str) -> Iterator[Scene]:
+    """A scene in a database that is in LATIN1."""
     name = f"latin_{secrets.token_hex(6)}"
     with server.admin() as admin:
         options = "template template0 encoding 'LATIN1' lc_collate 'C' lc_ctype 'C'"
         admin.execute(f"create database {name} {options}".encode())
-    dsn, create = server.dsn(name), "create table t (id int primary key, v text)"
+    dsn = server.dsn(name)
     try:
-        with fresh_database(server) as other, made(dsn, other, "public.t", create=create) as at:
-            at.db.execute("insert into t values (1, %s)", ("grüß",))
-            rows = at.changes()
+        with psycopg.connect(dsn, client_encoding="utf-8") as db:
+            db.execute(create.encode())
+        with fresh_database(server) as other, made(dsn, other, *tables) as at:
+            yield at
     finally:
         drop_database(server, name)
+
+
+def test_a_database_in_another_encoding(server: PostgresServer) -> None:
+    """Values come in the encoding of the database, and are told in UTF-8."""
+    with latin(server, "public.t", create="create table t (id int primary key, v text)") as at:
+        at.db.execute("insert into t values (1, %s)", ("grüß",))
+        rows = at.changes()
     assert [json.loads(row["payload"]) for row in rows] == [{"id": 1, "v": "grüß"}]
+
+
+def test_words_of_the_file_in_a_database_in_another_encoding(server: PostgresServer) -> None:
+    """GIVEN a condition beyond ASCII in a database in LATIN1 WHEN rows are written THEN those are published for which
+    it is true; AND a letter that the database has not is refused by name."""
+    if server.binaries.major < 15:
+        pytest.skip("conditions need Postgres 15")
+    create = "create table t (id int, city text, primary key (id, city))"
+    with latin(server, {"name": "public.t", "where": "city = 'Zürich'"}, create=create) as at:
+        at.db.execute("insert into t values (1, 'Zürich'), (2, 'Bern')".encode("latin-1"))
+        assert [json.loads(row["payload"]) for row in at.changes()] == [{"id": 1, "city": "Zürich"}]
+        other = TablesInstallation(tables_settings(at.dsn, {"name": "public.t", "where": "city = '€'"}))
+        with pytest.raises(SetupError, match="has no '€'"):
+            other.install([], wait_s=10.0, say=lambda line: None, goes_on=False)

@@ -104,6 +104,15 @@ def translated(dsn: str, doing: str) -> Iterator[None]:
         yield
     except psycopg.Error as error:
         raise translate(error, dsn, doing) from error
+    except UnicodeEncodeError as error:
+        raise unwritable(error, dsn, doing) from error
+
+
+def unwritable(error: UnicodeEncodeError, dsn: str, doing: str) -> SetupError:
+    """What we send goes in the encoding of the database: what it has no characters for, it has nowhere."""
+    odd = error.object[error.start : error.end][:20]
+    said = f"{doing} at {where(dsn)}: a database in {error.encoding} has no {odd!r}"
+    return SetupError(said, hint="correct the file")
 
 
 def python_encoding(server_encoding: str) -> str:

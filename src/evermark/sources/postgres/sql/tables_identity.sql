@@ -54,7 +54,7 @@ select j.name, j.trouble, j.mend from (
         when f.filtered is not null and f.key is not null and f.identity <> 'f' and not f.filtered <@ f.key then
             format('alter table %s replica identity full; or leave `where` out, and filter in the subscriptions', f.name)
         when f.candidate is not null then format('alter table %s replica identity using index %s;', f.name, f.candidate)
-        else format('alter table %s add primary key (…); or, at the price of more WAL: alter table %s replica identity full;',
+        else format('alter table %s add primary key (...); or, at the price of more WAL: alter table %s replica identity full;',
                     f.name, f.name)
     end as mend
     from facts f join facts r on r.oid = f.root and r.root = f.root

@@ -15,7 +15,7 @@ import psycopg
 
 from evermark.errors import EvermarkError, SetupError
 from evermark.sources.postgres.connect import Link
-from evermark.sources.postgres.failures import translate, where
+from evermark.sources.postgres.failures import translate, unwritable, where
 from evermark.sources.postgres.lsn import Incarnation
 from evermark.sources.postgres.names import TableName, table_name
 from evermark.sources.postgres.outbox import filled, script
@@ -127,7 +127,7 @@ def publish(link: Link, target: PostgresTarget) -> None:
     """Make the publication, or bring it up to date."""
     try:
         with link.connection.transaction():
-            link.connection.execute(publication_sql(target, target.tables).encode())
+            _run(link, publication_sql(target, target.tables))
     except psycopg.Error as error:
         if error.sqlstate != REFUSED and _is_of_words(error):
             # The server names no table. One by one, the one that it means is refused again.
@@ -140,10 +140,18 @@ def refusal(link: Link, target: PostgresTarget, table: TableChoice) -> EvermarkE
     """Why this table cannot be published. It is tried, in a transaction that is rolled back."""
     try:
         with link.connection.transaction(force_rollback=True):
-            link.connection.execute(publication_sql(target, [table]).encode())
+            _run(link, publication_sql(target, [table]))
     except psycopg.Error as error:
         return _told(error, link, table)
     return None
+
+
+def _run(link: Link, text: str) -> None:
+    """In the encoding of the database, as the server takes it: names and conditions are a person's own."""
+    try:
+        link.connection.execute(text.encode(link.connection.info.encoding))
+    except UnicodeEncodeError as error:
+        raise unwritable(error, link.dsn, "publishing the tables") from error
 
 
 def _told(error: psycopg.Error, link: Link, table: TableChoice | None) -> EvermarkError:
