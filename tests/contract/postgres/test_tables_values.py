@@ -14,7 +14,9 @@ import psycopg
 import pytest
 
 from evermark.errors import SetupError
+from evermark.sources.postgres.connect import connect
 from evermark.sources.postgres.tables.install import TablesInstallation
+from evermark.sources.postgres.tables.scan import TableScan
 from evermark.testing.servers import PostgresServer, drop_database, fresh_database
 from evermark.testing.until import until
 from tests.contract.postgres.tables_scene import Scene, made, scene, tables_settings
@@ -270,6 +272,44 @@ def test_a_database_in_another_encoding(server: PostgresServer) -> None:
         at.db.execute("insert into t values (1, %s)", ("grüß",))
         rows = at.changes()
     assert [json.loads(row["payload"]) for row in rows] == [{"id": 1, "v": "grüß"}]
+
+
+def test_another_encoding_of_the_client_changes_nothing(
+    server: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GIVEN an environment, or a database, that asks for another encoding than the server's WHEN rows are peeked and
+    sent THEN every letter is as it is in the table."""
+    with latin(server, "public.t", create="create table t (id int primary key, v text)") as at:
+        monkeypatch.setenv("PGCLIENTENCODING", "UTF8")
+        at.db.execute("insert into t values (1, %s)", ("grüß",))
+        rows = at.all()
+        assert json.loads(rows[-1]["payload"]) == {"id": 1, "v": "grüß"}
+        assert at.sent(at.source.earliest(0), len(rows))[0] == rows
+        monkeypatch.undo()
+    with scene(server, "public.t", create="create table t (id int primary key, v text)") as at:
+        at.run(f"alter database {at.db.info.dbname} set client_encoding = 'LATIN1'")
+        at.run("insert into t values (1, 'grüß €')")
+        at.source.close()
+        rows = at.all()
+        assert json.loads(rows[-1]["payload"]) == {"id": 1, "v": "grüß €"}
+        assert at.sent(at.source.earliest(0), len(rows))[0] == rows
+
+
+def test_names_in_a_database_in_another_encoding(server: PostgresServer) -> None:
+    """GIVEN names of a table, of columns and of a type beyond ASCII in a database in LATIN1 WHEN rows are peeked, sent
+    and copied THEN each name is as it is."""
+    create = """create type paar as ("ö" int); create table "straße" ("ä" int primary key, "ö" int, "é" paar);"""
+    with latin(server, 'public."straße"', create=create) as at:
+        at.db.execute("""insert into "straße" values (1, 2, row(3))""".encode("latin-1"))
+        rows = at.all()
+        assert [row["stream"] for row in rows] == ["public.straße"] * 2
+        assert json.loads(rows[-1]["payload"]) == {"ä": 1, "ö": 2, "é": {"ö": 3}}
+        assert at.sent(at.source.earliest(0), len(rows))[0] == rows
+        target = at.settings.target()
+        with connect(target.dsn) as link:
+            (copied,) = [row for batch in TableScan(link, target, target.tables[0]).rows() for row in batch.to_pylist()]
+        assert (copied["stream"], copied["payload"]) == ("public.straße", rows[-1]["payload"])
+        assert at.source.condition().warnings == {}
 
 
 def test_words_of_the_file_in_a_database_in_another_encoding(server: PostgresServer) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import threading
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ from typing import Any, Self
 
 import psycopg
 from psycopg import errors as pg
+from psycopg.types.json import set_json_loads
 
 from evermark.errors import ConfigError, EvermarkError, GapError
 from evermark.secrets import Hidden
@@ -121,14 +123,27 @@ def connect(dsn: Hidden, timeout_s: int = CONNECT_TIMEOUT_S, /, **session: str) 
     connection = opened(text, connect_timeout=timeout_s)
     link = Link(text, connection)
     connection.add_notice_handler(lambda notice: _collect(link, notice))
-    wanted = {**_SESSION, **session}
+    # Text comes, and goes, as the server has it, whatever the environment or the role says: that is what decoding takes
+    # it for, and nothing is translated on its way that could not be.
+    wanted = {"client_encoding": server_encoding(connection), **_SESSION, **session}
     query = "select " + ", ".join(["pg_catalog.set_config(%s, %s, false)"] * len(wanted))
     link.row(query, tuple(part for pair in wanted.items() for part in pair), doing="preparing a connection")
     # Lets the server notice that a killed reader is gone, instead of decoding on with the slot held.
     with contextlib.suppress(pg.InvalidParameterValue):  # not every platform can
         link.connection.execute("set client_connection_check_interval = '1s'")
+    encoding = connection.info.encoding
+    if encoding not in ("utf-8", "ascii"):  # `json.loads` takes bytes for UTF-8
+        set_json_loads(lambda text: json.loads(_decoded(text, encoding)), connection)
     link.warnings.clear()
     return link
+
+
+def _decoded(text: str | bytes, encoding: str) -> str:
+    return text.decode(encoding) if isinstance(text, bytes) else text
+
+
+def server_encoding(connection: psycopg.Connection[Any]) -> str:
+    return connection.info.parameter_status("server_encoding") or "UTF8"
 
 
 def opened(dsn: str, **options: Any) -> psycopg.Connection[Any]:

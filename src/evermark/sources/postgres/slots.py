@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import psycopg
+from psycopg import sql
 
 from evermark.errors import EvermarkError
-from evermark.sources.postgres.connect import CONNECT_TIMEOUT_S, SEARCH_PATH, Link, opened
+from evermark.sources.postgres.connect import CONNECT_TIMEOUT_S, SEARCH_PATH, Link, opened, server_encoding
 from evermark.sources.postgres.failures import translated, unreachable
 from evermark.sources.postgres.target import PostgresTarget, suffixed
 
@@ -72,7 +73,16 @@ def walsender(target: PostgresTarget) -> psycopg.Connection[Any]:
     except psycopg.Error as error:
         raise unreachable(error, text) from error
     options = f"{options} {_PATIENT} {_AS_PEEKED}"
-    return opened(text, connect_timeout=CONNECT_TIMEOUT_S, replication="database", options=options)
+    connection = opened(text, connect_timeout=CONNECT_TIMEOUT_S, replication="database", options=options)
+    try:
+        with translated(text, "preparing a connection"):
+            # After the options: what the environment or the dsn says of it comes in front of them.
+            encoding = sql.Literal(server_encoding(connection))
+            connection.execute(sql.SQL("set client_encoding = {}").format(encoding))
+    except BaseException:
+        connection.close()
+        raise
+    return connection
 
 
 def make_failover(target: PostgresTarget) -> None:

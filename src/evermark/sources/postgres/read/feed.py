@@ -271,7 +271,8 @@ class SlotFeed(Feed):
     def _noticed(self, result: pq.abc.PGresult) -> None:
         severity = result.error_field(pq.DiagnosticField.SEVERITY_NONLOCALIZED)
         if severity == b"WARNING":
-            self._warnings.append((result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or b"").decode()[:300])
+            said = result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or b""
+            self._warnings.append(said.decode("utf-8", "replace")[:300])
 
     def _poke(self) -> None:
         os.write(self._wake_write, b".")

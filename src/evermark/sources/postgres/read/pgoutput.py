@@ -155,7 +155,9 @@ class PgoutputReader:
         *,
         stride: int = 1,
         pages: WalPages = WalPages(),  # noqa: B008 - a value
+        encoding: str = "utf-8",
     ) -> None:
+        self._encoding = encoding
         self._start, self._end, self._stride, self._pages = start, end, stride, pages
         self._open: _Open | None = None
         self._relations: dict[int, Relation] = {}
@@ -236,7 +238,7 @@ class PgoutputReader:
         named_at = np.where(kind[about] == TRUNCATE, _TRUNCATE_HEADER + 4 * table[about], 1)
         oids = view.numbers(starts[about] + named_at, ">u4")
         at_relations = np.flatnonzero(kind == _RELATION).tolist()
-        described = [(i, parse_relation(view.data[starts[i] : ends[i]])) for i in at_relations]
+        described = [(i, parse_relation(view.data[starts[i] : ends[i]], self._encoding)) for i in at_relations]
         for oid in np.unique(oids).tolist():
             rows = about[oids == oid]
             versions = [(-1, self._relations.get(oid)), *((i, r) for i, r in described if r.oid == oid)]
@@ -284,18 +286,19 @@ def _outside(view: View, kind: U8, starts: I64, ends: I64) -> Mask:
     return found
 
 
-def parse_relation(message: bytes) -> Relation:
-    """A Relation message. There are few of them: one per table, session and schema change."""
+def parse_relation(message: bytes, encoding: str = "utf-8") -> Relation:
+    """A Relation message. There are few of them: one per table, session and schema change. Names are in the server's
+    encoding."""
     try:
         (oid,) = struct.unpack_from(">I", message, 1)
-        schema, at = _cstring(message, 5)
-        name, at = _cstring(message, at)
+        schema, at = _cstring(message, 5, encoding)
+        name, at = _cstring(message, at, encoding)
         identity, count = struct.unpack_from(">cH", message, at)
         at += 3
         columns, types, keys = [], [], []
         for _ in range(min(count, COLUMNS_MAX)):
             keys.append(bool(message[at] & 1))
-            column, at = _cstring(message, at + 1)
+            column, at = _cstring(message, at + 1, encoding)
             columns.append(column)
             types.append(struct.unpack_from(">Ii", message, at))
             at += 8
@@ -307,9 +310,9 @@ def parse_relation(message: bytes) -> Relation:
     )  # fmt: skip
 
 
-def _cstring(message: bytes, at: int) -> tuple[str, int]:
+def _cstring(message: bytes, at: int, encoding: str) -> tuple[str, int]:
     end = message.index(b"\0", at)
-    return message[at:end].decode("utf-8", "replace"), end + 1
+    return message[at:end].decode(encoding, "replace"), end + 1
 
 
 def new_tuples(changes: Changes, rows: I64) -> tuple[I64, I64, Mask]:

@@ -22,7 +22,7 @@ from evermark.errors import BusyError, EvermarkError, GapError, IdentityError, U
 from evermark.event import Seen
 from evermark.event_file import Rows
 from evermark.sources.base import Limit, Slice
-from evermark.sources.postgres.connect import Link, borrow, connect, give_back
+from evermark.sources.postgres.connect import Link, borrow, connect, give_back, server_encoding
 from evermark.sources.postgres.failures import RECOVER_HINT, python_encoding, translate, where
 from evermark.sources.postgres.lsn import Position, lsn_text
 from evermark.sources.postgres.outbox import filled
@@ -111,7 +111,7 @@ class SlotReader:
                 _abandon(link)
 
     def _read(self, link: Link, start: Position, end: Position) -> Iterator[Rows]:
-        encoding = python_encoding(link.connection.info.parameter_status("server_encoding") or "UTF8")
+        encoding = python_encoding(server_encoding(link.connection))
         decoder = self._capture.decoder(self.run_query, start, end, encoding)
         upto = end.lsn + (1 if end.ordinal else 0)
         options = self._capture.options

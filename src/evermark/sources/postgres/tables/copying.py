@@ -43,7 +43,7 @@ from evermark.sources.copies import (
     row_ids,
     rows_of_chunk,
 )
-from evermark.sources.postgres.connect import Link, connect
+from evermark.sources.postgres.connect import Link, connect, server_encoding
 from evermark.sources.postgres.failures import python_encoding, translated, where
 from evermark.sources.postgres.lsn import Incarnation, Position, lsn_of
 from evermark.sources.postgres.names import TableNameError, table_name
@@ -190,7 +190,7 @@ class ChunkWriter:
         query = "select pg_catalog.pg_create_logical_replication_slot(%s, 'pgoutput', true)"
         link.row(query, (self._slot,), doing="making a slot for a copy")
         self._wait_for_transactions()
-        encoding = python_encoding(link.connection.info.parameter_status("server_encoding") or "UTF8")
+        encoding = python_encoding(server_encoding(link.connection))
         self._decoder = TablesDecoder(
             Position(self._incarnation, 0),
             Position(self._incarnation, _LAST_LSN),

@@ -129,7 +129,7 @@ class TablesDecoder:
         self._marks = marks or NoMarks()
         self._incarnation: Incarnation = end.incarnation
         self._catalog, self._versions, self._hashed, self._encoding = catalog, versions, hashed, encoding
-        self._reader = PgoutputReader(start, end, stride=STRIDE, pages=pages)
+        self._reader = PgoutputReader(start, end, stride=STRIDE, pages=pages, encoding=encoding)
         self._latest = versions.before(start)
         self._tables: dict[tuple[int, bytes], Table] = {}
         self._id_prefix = np.frombuffer(
@@ -186,7 +186,7 @@ class TablesDecoder:
             return
         parts: list[Part] = []
         told: list[TableVersion] = []
-        table = self._table(at, parse_relation(found.relation), 0, parts, told)
+        table = self._table(at, parse_relation(found.relation, self._encoding), 0, parts, told)
         if table is None:
             return  # taken out of the file since
         if shown := sorted(table.hashed & set(table.relation.columns) - found.hashed):

@@ -21,7 +21,7 @@ from psycopg import sql
 
 from evermark.errors import FormatError, SetupError
 from evermark.event import Op, taken_batch
-from evermark.sources.postgres.connect import SEARCH_PATH, Link
+from evermark.sources.postgres.connect import SEARCH_PATH, Link, server_encoding
 from evermark.sources.postgres.failures import INSTALL_HINT, python_encoding, translated, where
 from evermark.sources.postgres.read.columns import decoded, gather
 from evermark.sources.postgres.read.copy_out import copied_rows
@@ -113,7 +113,7 @@ class TableScan:
         )
         self._encoding = _as_the_server_writes(link)
         self.message = relation_message(oid, schema, name, identity, columns, self._encoding)
-        self.relation: Relation = parse_relation(self.message)
+        self.relation: Relation = parse_relation(self.message, self._encoding)
         self.key: tuple[str, ...] = tuple(key)  # its columns, in the order of its index; none: the table has no key
         self._operators: tuple[str, ...] = tuple(operators)
         facts = Catalog(link.row, target.publication).table(self.relation)
@@ -282,13 +282,9 @@ def relation_of(link: Link, target: PostgresTarget, choice: TableChoice) -> tupl
 
 def _as_the_server_writes(link: Link) -> str:
     """Text in the server's own encoding, as a slot sends it; rows that a policy hides are an error, not left out."""
-    info = link.connection.info
-    encoding = info.parameter_status("server_encoding") or "UTF8"
     with translated(link.dsn, "preparing a connection"):
         link.connection.execute("set row_security = off")
-        if info.parameter_status("client_encoding") != encoding:
-            link.connection.execute(sql.SQL("set client_encoding = {}").format(sql.Literal(encoding)))
-    return python_encoding(encoding)
+    return python_encoding(server_encoding(link.connection))
 
 
 def _joined(messages: Iterable[list[memoryview]]) -> Iterator[tuple[int, bytes]]:
