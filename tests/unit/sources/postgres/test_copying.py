@@ -99,6 +99,15 @@ def test_values_stay_as_they_are_written() -> None:
     assert completed("{}", ["{}"]) == "{}"
 
 
+def test_blanks_around_a_value_stay_with_it() -> None:
+    """GIVEN values with blanks around them, as a column of type json keeps them WHEN an object is completed THEN its
+    members are found, and these values stay the same."""
+    whole = '{"a": {"b": 1} ,"c":\t\r\n[1] ,"d":2}'
+    assert completed(whole, []) == whole
+    assert completed(whole, ['{"d": 3\t}']) == whole.replace("2}", " 3\t}")
+    assert completed(whole, ['{"a":1,"c":null}']) == '{"a":1,"c":null,"d":2}'
+
+
 def test_marks_and_ids() -> None:
     """GIVEN a mark WHEN it is written and read THEN it is the same; other texts are none, and ids differ."""
     mark = Mark("0123456789abcdef", 3, 4)

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 
 from evermark.event import Op
 
+_BLANKS = " \t\n\r"
 _DECODER = json.JSONDecoder(parse_int=str, parse_float=str)  # Python refuses to read very long numbers
 
 
@@ -100,10 +101,18 @@ def completed(whole: str, newer: Iterable[str]) -> str:
 
 
 def _members(text: str) -> Iterator[tuple[str, str]]:
-    """Names and values of an object as it is written: `{"a":1,"b":[2, 3]}`, without blanks between members."""
+    """Names and values of an object as it is written: `{"a":1,"b": [2, 3] }`. The blanks around a value belong to it: a
+    column of type json keeps them."""
     at = 1
     while text[at] != "}":
         _, colon = _DECODER.raw_decode(text, at)
-        _, end = _DECODER.raw_decode(text, colon + 1)
+        _, end = _DECODER.raw_decode(text, _past_blanks(text, colon + 1))
+        end = _past_blanks(text, end)
         yield text[at:colon], text[colon + 1 : end]
         at = end + (text[end] == ",")
+
+
+def _past_blanks(text: str, at: int) -> int:
+    while text[at] in _BLANKS:
+        at += 1
+    return at
