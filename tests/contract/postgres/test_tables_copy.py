@@ -132,6 +132,15 @@ def test_a_row_that_changes_between_snapshot_and_mark_is_told_by_its_change(
         assert reads["1"] == at.rows("t")["1"]
 
 
+def test_tables_named_by_keywords_are_copied(server: PostgresServer, tmp_path: Path) -> None:
+    """GIVEN a schema and a table whose names are reserved words WHEN the table is copied THEN its rows come."""
+    create = """create schema "user"; create table "user"."order" (id int primary key);
+        insert into "user"."order" values (1)"""
+    with copy_scene(server, tmp_path / "copies", "user.order", create=create) as at:
+        assert at.write(at.ask("user.order")) == 1
+        assert [(row["stream"], row["key"]) for row in at.all() if row["op"] == "read"] == [("user.order", "1")]
+
+
 def test_a_chunk_whose_rows_all_change_meanwhile_is_ready(server: PostgresServer, tmp_path: Path) -> None:
     """GIVEN a chunk of one row WHEN that is changed between its snapshot and its mark THEN the chunk is ready, without
     a row, and the table is told by the change."""

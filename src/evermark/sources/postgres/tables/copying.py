@@ -343,6 +343,7 @@ def _told_what_to_grant(link: Link, choice: TableChoice) -> Iterator[None]:
         raise DeniedError(error.message, hint=hint) from error
 
 
-def _identifier(choice: TableChoice) -> sql.SQL:
-    """Its name is written as SQL does, quoted where it must be."""
-    return sql.SQL(choice.name.replace("{", "{{").replace("}", "}}"))
+def _identifier(choice: TableChoice) -> sql.Identifier:
+    """The file's name may have a reserved word in it, which SQL takes in quotes alone: order.items."""
+    name = table_name(choice.name)
+    return sql.Identifier(name.schema, name.table)
