@@ -7,7 +7,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,10 +18,12 @@ from evermark.errors import BusyError, DeniedError, GapError, IdentityError, Set
 from evermark.secrets import Plain
 from evermark.sources.base import Limit, Slice
 from evermark.sources.postgres.admin.install import install
+from evermark.sources.postgres.connect import connect
 from evermark.sources.postgres.lsn import Incarnation, Position
 from evermark.sources.postgres.read import pace
 from evermark.sources.postgres.read import slot as slot_module
 from evermark.sources.postgres.read.source import PostgresOutbox
+from evermark.sources.postgres.slots import walsender
 from evermark.sources.postgres.target import PostgresTarget
 from evermark.testing.copies import copied, promote, started
 from evermark.testing.servers import PostgresServer, fresh_database, postgres_server
@@ -137,6 +139,28 @@ def test_large_rows_among_small_ones_keep_their_order(server: PostgresServer) ->
         )
         end = at.position(at.flush_lsn())
         assert keys(at, start, end)[:5000] == [str(n) for n in range(1, 5001)]
+
+
+def test_what_a_database_has_set_for_all_stops_no_reader(server: PostgresServer) -> None:
+    """GIVEN a database that is read-only by default, ends long transactions, and sorts where others hash WHEN events
+    are read and something is noted there THEN it is as anywhere else."""
+    with scene(server) as at:
+        big = "repeat(md5(random()::text), 1000)"
+        at.db.execute(f"select pgstream.emit('s', n::text, case when n % 37 = 0 then to_jsonb({big}) else '1' end)"
+                      " from generate_series(1, 3000) n".encode())  # fmt: skip
+        start, end = at.source.earliest(0), at.position(at.flush_lsn())
+        database = at.db.info.dbname
+        for setting in ("default_transaction_read_only = on", "enable_hashagg = off"):
+            at.db.execute(f"alter database {database} set {setting}".encode())
+        timeout = at.db.info.server_version >= 170000
+        if timeout:
+            at.db.execute(f"alter database {database} set transaction_timeout = '1h'".encode())
+        at.source.close()
+        assert [int(key) for key in keys(at, start, end)[:3000]] == list(range(1, 3001))
+        at.source.replayed("s", "2024-01-01", None)
+        with connect(at.target.dsn) as link, closing(walsender(at.target)) as keeper:
+            for one in (link.connection, keeper) if timeout else ():
+                assert one.execute("show transaction_timeout").fetchone() == ("0",)
 
 
 def test_row_of_20_mb_is_read(at: Scene) -> None:

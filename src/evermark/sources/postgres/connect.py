@@ -19,6 +19,7 @@ from evermark.sources.postgres.failures import RECOVER_HINT, translated, unreach
 
 CONNECT_TIMEOUT_S = 10
 WARNINGS_MAX = 20
+TRANSACTION_TIMEOUT_VERSION = 170000
 
 # Names without a schema are the server's own: anyone who may create in `public` could make a function that fits a call
 # better than the server's does, and have our role run it. It also says how a `regclass` is written.
@@ -39,6 +40,9 @@ _SESSION = {
     "idle_in_transaction_session_timeout": "0",
     "lock_timeout": "5s",
     "synchronous_commit": "on",
+    "default_transaction_read_only": "off",  # what is noted at the source is written there
+    # Messages of a slot are packed in the order in which they come, which sorting by their buckets would not keep.
+    "enable_hashagg": "on",
     # Our statements are small. A statement that the planner takes for expensive would be compiled for half a second.
     "jit": "off",
 }
@@ -126,6 +130,8 @@ def connect(dsn: Hidden, timeout_s: int = CONNECT_TIMEOUT_S, /, **session: str) 
     # Text comes, and goes, as the server has it, whatever the environment or the role says: that is what decoding takes
     # it for, and nothing is translated on its way that could not be.
     wanted = {"client_encoding": server_encoding(connection), **_SESSION, **session}
+    if connection.info.server_version >= TRANSACTION_TIMEOUT_VERSION:
+        wanted["transaction_timeout"] = "0"
     query = "select " + ", ".join(["pg_catalog.set_config(%s, %s, false)"] * len(wanted))
     link.row(query, tuple(part for pair in wanted.items() for part in pair), doing="preparing a connection")
     # Lets the server notice that a killed reader is gone, instead of decoding on with the slot held.

@@ -10,7 +10,14 @@ import psycopg
 from psycopg import sql
 
 from evermark.errors import EvermarkError
-from evermark.sources.postgres.connect import CONNECT_TIMEOUT_S, SEARCH_PATH, Link, opened, server_encoding
+from evermark.sources.postgres.connect import (
+    CONNECT_TIMEOUT_S,
+    SEARCH_PATH,
+    TRANSACTION_TIMEOUT_VERSION,
+    Link,
+    opened,
+    server_encoding,
+)
 from evermark.sources.postgres.failures import translated, unreachable
 from evermark.sources.postgres.target import PostgresTarget, suffixed
 
@@ -79,6 +86,8 @@ def walsender(target: PostgresTarget) -> psycopg.Connection[Any]:
             # After the options: what the environment or the dsn says of it comes in front of them.
             encoding = sql.Literal(server_encoding(connection))
             connection.execute(sql.SQL("set client_encoding = {}").format(encoding))
+            if connection.info.server_version >= TRANSACTION_TIMEOUT_VERSION:
+                connection.execute("set transaction_timeout = 0")
     except BaseException:
         connection.close()
         raise

@@ -158,8 +158,6 @@ def seeing(snapshot: str, target: PostgresTarget) -> Iterator[Link]:
     """A connection that sees exactly what the exported snapshot shows."""
     with connect(target.dsn) as link:
         with translated(link.dsn, "going back to the moment of the new slot"):
-            if link.connection.info.server_version >= 170000:
-                link.connection.execute("set transaction_timeout = 0")
             link.connection.execute("begin isolation level repeatable read, read only")
             link.connection.execute(sql.SQL("set transaction snapshot {}").format(sql.Literal(snapshot)))
         yield link
