@@ -82,6 +82,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ),
         (source(mode="outbux"), "sources.shop.mode: expected one of 'outbox' or 'tables'"),
         (source(tables="[a, public.a]"), "sources.shop.tables[1]: this table stands here twice"),
+        (
+            source(mode="tables", tables="['a.\"b.c\"', '\"a.b\".c']"),
+            "sources.shop.tables[1]: its stream would be that of a table before it",
+        ),
         (source(mode="tables"), "sources.shop.tables: mode: tables needs tables"),
         (source(mode="tables", tables="[a]", slots="2"), "sources.shop.slots: is for mode: outbox"),
         (source(mode="tables", tables="[a]", schema="x"), "sources.shop.schema: is for mode: outbox"),

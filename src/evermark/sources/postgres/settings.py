@@ -128,11 +128,22 @@ class PostgresSettings(SourceConfig):
             return self
         if not self.tables:
             raise refusal("mode: tables needs tables", hint="name them: tables: [public.orders]", at=("tables",))
+        self._each_stream_once()
         for key in ("schema_name", "events_retention", "slots"):
             if key in self.model_fields_set:
                 name = "schema" if key == "schema_name" else key
                 raise refusal("is for mode: outbox", hint="take it out", at=(name,))
         return self
+
+    def _each_stream_once(self) -> None:
+        """Of an outbox the database sees to it. Their records would have equal keys, and be taken for the same."""
+        seen: set[str] = set()
+        for index, table in enumerate(self.tables):
+            stream = table.choice().stream
+            if stream in seen:
+                said = "its stream would be that of a table before it: a stream's name has no quotes"
+                raise refusal(said, hint="rename one of the two in the database, or leave it out", at=("tables", index))
+            seen.add(stream)
 
     def named(self, deployment: str, source: str) -> Self:
         name = derived_name(deployment, source)
