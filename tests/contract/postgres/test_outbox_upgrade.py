@@ -21,7 +21,7 @@ from evermark.sources.postgres.repair.server import repair_of
 from evermark.sources.postgres.target import PostgresTarget, TableChoice
 from evermark.testing.servers import PostgresServer, fresh_database
 from tests.contract.postgres.outbox_scene import Scene
-from tests.contract.postgres.outbox_v2_scene import install_v2
+from tests.contract.postgres.outbox_v2_scene import install_v2, scene_of_version_3
 
 CREATE = """
 create table orders (id int primary key, total numeric);
@@ -133,3 +133,21 @@ def test_the_upgrade_waits_for_a_transaction_that_has_written_to_the_outbox(at: 
         thread.join(40)
     assert done == ["public.orders unchanged", "public.p unchanged"]
     assert sorted(keys(at)) == ["1", "7", "8"]
+
+
+def test_an_outbox_of_version_3_hides_columns_by_number_once_it_is_upgraded(server: PostgresServer) -> None:
+    """GIVEN version 3 with hidden columns WHEN installed again THEN a rename hides them still."""
+    create = "create table users (id int primary key, password text, email text, n int)"
+    table = TableChoice("public.users", exclude=("password",), hash=("email",))
+    with scene_of_version_3(server, table, create=create) as at:
+        at.db.execute("insert into users values (1, 'secret', 'a@b', 1)")
+        at.source.check({})
+        assert "evermark source install" in at.source.condition().warnings["outbox_version"].hint
+        assert install(at.target, [table]) == ["public.users captured"]
+        assert install(at.target, [table]) == ["public.users unchanged"]
+        at.db.execute("alter table users rename password to old; alter table users add column password text")
+        at.db.execute("insert into users values (2, 'secret', 'a@b', 2)")
+        first, second = (json.loads(row["payload"]) for row in at.drain())
+        assert first == {"id": 1, "n": 1, "email": second["email"]} and second["email"].startswith("sha256:")
+        assert second == {"id": 2, "n": 2, "email": first["email"]}
+        assert "outbox_version" not in at.source.condition().warnings

@@ -9,7 +9,7 @@ from evermark.sources.postgres.connect import Link, connect
 from evermark.sources.postgres.failures import translated
 from evermark.sources.postgres.target import PostgresTarget
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 SCHEMA_VERSION_READ = 2  # the oldest installed version that is read on as it is, with a warning
 # What an event is made of. The rest of its row is for us, in the database.
 _PUBLISHED = (

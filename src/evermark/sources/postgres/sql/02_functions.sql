@@ -13,20 +13,54 @@ language sql immutable parallel safe set search_path = pg_catalog, pg_temp as $f
         else value end
 $fn$;
 
+-- Whether the column of this number has another name by now. Not asked of pg_attribute: in repeatable read a query shows
+-- the catalog as it was when the transaction began, while its rows have their new names already.
+create or replace function @schema@.is_moved(captured oid, number integer, name text) returns boolean
+language sql stable as $fn$
+    select coalesce((pg_catalog.pg_identify_object_as_address(1259, captured, number)).object_names[3]
+                    operator(pg_catalog.<>) name, true)
+$fn$;
+
+-- Columns that are what they were at install. A dump carries triggers to tables with other numbers: there it is names
+-- that tell, and what is not known by name does not pass until `evermark source install` runs.
+create or replace function @schema@.unmoved(captured oid, known text[], relation oid) returns text[]
+language sql stable set search_path = pg_catalog, pg_temp as $fn$
+    select coalesce(array_agg(k.name), '{}') from unnest(known) with ordinality k(name, number)
+    where k.name is not null and (
+        not @schema@.is_moved(captured, k.number::integer, k.name)
+        or (captured <> relation and captured not in (select a from pg_partition_ancestors(relation) a)))
+$fn$;
+
 -- The image of a row as it may leave: chosen columns left out or hashed, numerics as text, whole numbers as text when
--- beyond what a double can hold. If a column to hide is not there any more (renamed), only columns known at
--- install pass: a rename must not publish what was to be hidden.
+-- beyond what a double can hold. If a column to hide is not what it was at install any more (renamed, and its name
+-- perhaps given to another), only columns that still are pass: a rename must not publish what was to be hidden.
+-- `known`: columns by number, of the captured table; null from a trigger that version 3 made, which knows names alone.
 create or replace function @schema@.image(
-    image jsonb, stream_id bigint, numerics text[], bigints text[], excluded text[], hashed text[]) returns jsonb
+    image jsonb, stream_id bigint, numerics text[], bigints text[], excluded text[], hashed text[],
+    captured oid, known text[], relation oid) returns jsonb
 language plpgsql stable set search_path = pg_catalog, pg_temp as $fn$
 declare
     name text;
+    number integer;
+    passing text[];
 begin
-    if not image ?& (excluded || hashed) then
+    if known is null then
+        if not image ?& (excluded || hashed) then
+            select array_agg(c.value ->> 0) into passing
+            from @schema@.streams s, jsonb_array_elements(s.columns) c where s.id = stream_id;
+        end if;
+    else
+        foreach name in array excluded || hashed loop
+            number := array_position(known, name);
+            if number is not null and @schema@.is_moved(captured, number, name) then
+                passing := @schema@.unmoved(captured, known, relation);
+                exit;
+            end if;
+        end loop;
+    end if;
+    if passing is not null then
         select coalesce(jsonb_object_agg(i.key, i.value), '{}') into image
-        from jsonb_each(image) i
-        where i.key in (select c.value ->> 0 from @schema@.streams s, jsonb_array_elements(s.columns) c
-                        where s.id = stream_id);
+        from jsonb_each(image) i where i.key = any (passing);
     end if;
     image := image - excluded;
     foreach name in array hashed loop
@@ -76,8 +110,8 @@ language sql stable set search_path = pg_catalog, pg_temp as $fn$
     select coalesce(array_agg(name order by attnum), '{}') from base where type = wanted
 $fn$;
 
--- One row changed. Arguments: stream id, stream name, schema version, columns: key, numeric, bigint, excluded, hashed. It raises
--- nothing of its own: what it cannot write, it must not let commit either, or the change would be lost in silence.
+-- One row changed. Arguments: stream id, stream name, schema version, columns: key, numeric, bigint, excluded, hashed;
+-- where one is hidden, also the captured table and all its columns, by number. It raises nothing of its own: what it cannot write, it must not let commit either, or the change would be lost in silence.
 create or replace function @schema@.capture() returns trigger
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
@@ -91,6 +125,8 @@ declare
     hashed text[] := tg_argv[7]::text[];
     plain boolean := tg_argv[4] = '{}' and tg_argv[5] = '{}' and tg_argv[6] = '{}' and tg_argv[7] = '{}';
     number bigint := tg_argv[0]::bigint;
+    captured oid := tg_argv[8]::oid;
+    known text[] := tg_argv[9]::text[];
     after_image jsonb;
     before_image jsonb;
     image jsonb;
@@ -100,13 +136,15 @@ begin
     if tg_op <> 'DELETE' then
         after_image := to_jsonb(new);
         if not plain then
-            after_image := @schema@.image(after_image, number, numerics, bigints, excluded, hashed);
+            after_image := @schema@.image(
+                after_image, number, numerics, bigints, excluded, hashed, captured, known, tg_relid);
         end if;
     end if;
     if tg_op <> 'INSERT' then
         before_image := to_jsonb(old);
         if not plain then
-            before_image := @schema@.image(before_image, number, numerics, bigints, excluded, hashed);
+            before_image := @schema@.image(
+                before_image, number, numerics, bigints, excluded, hashed, captured, known, tg_relid);
         end if;
     end if;
     image := coalesce(after_image, before_image);
@@ -213,10 +251,12 @@ begin
     execute format('insert into @schema@.events (stream_id, stream, op, key, before, schema_version)
         select $1, $2, ''delete'', @schema@.record_key(i.image, $4, $5), i.image, $3
         from (select case when $6 then to_jsonb(r.*)
-                     else @schema@.image(to_jsonb(r.*), $1, $7, $8, $9, $10) end as image from only %s r) i',
+                     else @schema@.image(to_jsonb(r.*), $1, $7, $8, $9, $10, $11, $12, $5) end as image
+              from only %s r) i',
         tg_relid::regclass)  -- r.* is the row, whatever its columns are called: r alone would be a column r
     using top.args[1]::bigint, top.args[2], top.args[3]::integer, keys, tg_relid, plain,
-          top.args[5]::text[], top.args[6]::text[], top.args[7]::text[], top.args[8]::text[];
+          top.args[5]::text[], top.args[6]::text[], top.args[7]::text[], top.args[8]::text[],
+          top.args[9]::oid, top.args[10]::text[];
     return null;
 end $fn$;
 

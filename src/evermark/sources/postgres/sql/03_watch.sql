@@ -13,6 +13,7 @@ declare
     wanted text[];
     stranger text;
     namesake regclass;
+    renamed record;
     changed boolean := false;
 begin
     select n.nspname || '.' || c.relname into stream_name
@@ -28,6 +29,17 @@ begin
     if stranger is not null then
         raise exception 'table % has no column "%" to exclude or hash', stream_name, stranger
             using errcode = 'undefined_column';
+    end if;
+    -- A column to hide was renamed, and another has its name now: what it holds is still what was to be hidden.
+    select o.name as before, a.attname as now into renamed
+    from @schema@.captured_root(target) r
+    cross join unnest(r.args[10]::text[]) with ordinality o(name, number)
+    join pg_attribute a on a.attrelid = target and a.attnum = o.number and not a.attisdropped
+    where r.args[9]::oid = target and a.attname <> o.name and o.name = any (r.args[7]::text[] || r.args[8]::text[])
+      and o.name = any (excluded || hashed) and a.attname <> all (excluded || hashed) limit 1;
+    if renamed is not null then
+        raise exception 'column "%" of table %, which was to be hidden, is called "%" now: exclude or hash that, too',
+            renamed.before, stream_name, renamed.now using errcode = 'undefined_column';
     end if;
 
     insert into @schema@.streams (name, columns) values (stream_name, now_columns) on conflict (name) do nothing;
@@ -52,6 +64,11 @@ begin
     wanted := array[stream.id::text, stream_name, stream.schema_version::text,
         @schema@.key_columns(target)::text, @schema@.columns_of_type(target, 'numeric')::text,
         @schema@.columns_of_type(target, 'bigint')::text, excluded::text, hashed::text];
+    if cardinality(excluded || hashed) > 0 then
+        select wanted || target::oid::text || array_agg(case when not a.attisdropped then a.attname end
+                                                        order by a.attnum)::text into wanted
+        from pg_attribute a where a.attrelid = target and a.attnum > 0;
+    end if;
     if not @schema@.is_watched(target, wanted) then
         execute format('create or replace trigger %I after insert or update or delete on %s
                         for each row execute function %I.capture(%s)',
