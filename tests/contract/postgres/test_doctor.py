@@ -121,7 +121,7 @@ def test_a_publication_that_is_gone_or_changed_is_found(at: Scene) -> None:
 
 def test_triggers_that_are_off_are_found_and_the_advice_repairs_them(at: Scene) -> None:
     """GIVEN a trigger switched off WHEN the advice is run THEN the table is captured again."""
-    at.db.execute("alter table orders disable trigger pgstream_capture")
+    at.db.execute('alter table orders disable trigger "!pgstream_capture"')
     found = wrong(at.target)["triggers"]
     assert "switched off" in found.found
     at.db.execute(found.mend.encode())

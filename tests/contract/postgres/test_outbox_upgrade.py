@@ -135,6 +135,34 @@ def test_the_upgrade_waits_for_a_transaction_that_has_written_to_the_outbox(at: 
     assert sorted(keys(at)) == ["1", "7", "8"]
 
 
+def test_triggers_of_version_3_get_the_name_that_comes_first(server: PostgresServer) -> None:
+    """GIVEN version 3 under load, a table of it not in the file WHEN installed again THEN all have the new triggers."""
+    create = f"{CREATE} create table more (id int primary key, secret text)"
+    with scene_of_version_3(server, *TABLES, TableChoice("public.more", exclude=("secret",)), create=create) as at:
+        found = {f.check: f for f in judged(examine(at.target), at.target, None)}
+        assert found["triggers"].grade is Grade.OK if "triggers" in found else found["tables"].grade is Grade.OK
+        start = at.source.earliest(0)
+        with written_to(at.dsn) as committed:
+            assert install(at.target, TABLES) == ["public.orders unchanged", "public.p unchanged"]
+        at.db.execute(
+            "insert into p values (5); truncate p1; insert into p values (6); insert into more values (1, 'x')"
+        )
+        at.db.execute("truncate p")
+        rows = at.drain(start)
+        assert sorted(int(row["key"]) for row in rows if row["stream"] == "public.orders") == sorted(committed)
+        told = [(row["op"], row["key"]) for row in rows if row["stream"] == "public.p"]
+        assert told == [("insert", "5"), ("delete", "5"), ("insert", "6"), ("truncate", None)]
+        assert [json.loads(row["payload"]) for row in rows if row["stream"] == "public.more"] == [{"id": 1}]
+        names = at.db.execute("select distinct tgname from pg_trigger where tgname ~ 'pgstream_capture'").fetchall()
+        assert names == [("!pgstream_capture",)]
+        # AND a table whose triggers could not be renewed is named
+        at.db.execute('alter trigger "!pgstream_capture" on more rename to pgstream_capture')
+        named = [f for f in judged(examine(at.target), at.target, None) if f.check == "triggers"]
+        assert [(f.grade, "public.more" in f.found) for f in named] == [(Grade.WARNING, True)]
+        at.db.execute("insert into more values (2, 'x')")
+        assert [json.loads(row["payload"]) for row in at.drain()][-1] == {"id": 2}
+
+
 def test_an_outbox_of_version_3_hides_columns_by_number_once_it_is_upgraded(server: PostgresServer) -> None:
     """GIVEN version 3 with hidden columns WHEN installed again THEN a rename hides them still."""
     create = "create table users (id int primary key, password text, email text, n int)"

@@ -62,7 +62,7 @@ def left(at: Scene) -> int:
         at.value(
             """select count(*) from (select 1 from pg_publication union all
                select 1 from pg_replication_slots where slot_name like %s union all
-               select 1 from pg_trigger where tgname like 'pgstream%%' union all
+               select 1 from pg_trigger where tgname ~ '^!?pgstream' union all
                select 1 from pg_namespace where nspname = 'pgstream') x""",
             f"{at.target.slot}%",
         )

@@ -29,7 +29,7 @@ and not exists (select from pg_proc p join pg_namespace n on n.oid = p.pronamesp
 UNWATCHED = """
 with recursive tree as (
     select c.oid, true as top from pg_trigger t join pg_class c on c.oid = t.tgrelid and c.relkind = 'p'
-    where t.tgname = '@schema_name@_capture' and t.tgparentid = 0
+    where t.tgname in (@captures@) and t.tgparentid = 0
     union all
     select i.inhrelid, false from tree join pg_inherits i on i.inhparent = tree.oid where not i.inhdetachpending
 )
@@ -45,12 +45,19 @@ def script(name: str, target: PostgresTarget, *, role: str = "evermark") -> str:
     return filled(text, target, role=role)
 
 
+def capture_trigger(target: PostgresTarget) -> str:
+    """The name of the trigger on rows. It sorts before those of others: see watch() in sql/03_watch.sql."""
+    return f"!{target.schema}_capture"
+
+
 def filled(text: str, target: PostgresTarget, *, role: str = "evermark") -> str:
     # Names were checked by PostgresTarget: letters, digits and underscores only.
     quoted_role = '"' + role.replace('"', '""') + '"'
     for token, value in (
         ("@schema@", f'"{target.schema}"'),
         ("@schema_name@", target.schema),
+        ("@captures@", f"'{capture_trigger(target)}', '{target.schema}_capture'"),  # the second: to version 3
+        ("@capture@", capture_trigger(target)),
         ("@publication@", f'"{target.publication}"'),
         ("@publication_literal@", f"'{target.publication}'"),
         ("@slot_literal@", f"'{target.slot}'"),

@@ -40,7 +40,7 @@ SLOT_FACTS = SlotFacts(0, "slot", SLOT, None, True, "slot_mend", False, "pub", T
 OUTBOX = OutboxFacts(
     version=SCHEMA_VERSION,
     missing_rights=(),
-    captured=(CapturedFacts("public.orders", "public.orders", "A", "A", False),),
+    captured=(CapturedFacts("public.orders", "public.orders", "A", "A", False, "!pgstream_capture"),),
     partitions=PartitionFacts(7, True, 0, 0, 0, 8192),
     events=EventFacts("2026-11-01 00:00:00+00", "2026-11-15 00:00:00+00", 12, True),
 )
@@ -128,10 +128,11 @@ FINDINGS: list[tuple[str, Facts, str, Grade, str]] = [
     ("little left", with_slot(restart_lsn=97 * GIB, safe_wal_bytes=100), "wal_retained", Grade.WARNING, "playbook"),
     ("not captured", with_outbox(captured=()), "tables", Grade.WRONG, "evermark source install"),
     ("stale", with_table(stale=True), "tables", Grade.WARNING, "again"),
-    ("trigger off", with_table(rows="D"), "triggers", Grade.WRONG, "enable always trigger pgstream_capture"),
+    ("trigger off", with_table(rows="D"), "triggers", Grade.WRONG, 'enable always trigger "!pgstream_capture"'),
     ("truncate off", with_table(truncate="D"), "triggers", Grade.WRONG, "enable always trigger pgstream_truncate"),
     ("trigger gone", with_table(truncate=""), "triggers", Grade.WRONG, "evermark source install"),
-    ("not always", with_table(rows="O"), "triggers", Grade.WARNING, "enable always trigger pgstream_capture"),
+    ("older trigger", with_table(trigger="pgstream_capture"), "triggers", Grade.WARNING, "evermark source install"),
+    ("not always", with_table(rows="O"), "triggers", Grade.WARNING, 'enable always trigger "!pgstream_capture"'),
     ("no tomorrow", with_days(ahead=0), "partitions", Grade.WARNING, "source maintain"),
     ("no today", with_days(today=False), "partitions", Grade.WARNING, "source maintain"),
     ("default rows", with_days(default_rows=3), "default_partition", Grade.WARNING, "events_default"),

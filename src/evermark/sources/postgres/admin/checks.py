@@ -30,10 +30,10 @@ select c.relkind::text, n.nspname::text, pg_has_role(c.relowner, 'USAGE'), pg_ge
        array(select a.attname::text from pg_attribute a where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped
              order by a.attnum),
        exists (select from pg_trigger t
-               where t.tgrelid = c.oid and t.tgname = '@schema_name@_capture' and t.tgparentid <> 0),
+               where t.tgrelid = c.oid and t.tgname in (@captures@) and t.tgparentid <> 0),
        (select min(format('%%I.%%I', pn.nspname, p.relname)) from pg_trigger t
         join pg_class p on p.oid = t.tgrelid join pg_namespace pn on pn.oid = p.relnamespace
-        where t.tgname = '@schema_name@_capture' and t.tgparentid = 0
+        where t.tgname in (@captures@) and t.tgparentid = 0
           and c.oid in (select a from pg_partition_ancestors(p.oid) a) and p.oid <> c.oid)
 from pg_class c join pg_namespace n on n.oid = c.relnamespace where c.oid = to_regclass(%s)
 """
@@ -41,7 +41,7 @@ from pg_class c join pg_namespace n on n.oid = c.relnamespace where c.oid = to_r
 _NAMESAKE = r"""
 select format('%%I.%%I', n.nspname, c.relname) from pg_trigger t join @schema@.streams s on s.name = %s
 join pg_class c on c.oid = t.tgrelid join pg_namespace n on n.oid = c.relnamespace
-where t.tgname = '@schema_name@_capture' and t.tgparentid = 0 and t.tgrelid <> to_regclass(%s)
+where t.tgname in (@captures@) and t.tgparentid = 0 and t.tgrelid <> to_regclass(%s)
   and position(convert_to(s.id::text, getdatabaseencoding()) || '\x00'::bytea in t.tgargs) = 1
 """
 

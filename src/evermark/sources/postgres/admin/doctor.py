@@ -10,7 +10,13 @@ from evermark.observe.finding import Finding, ok, warning, wrong
 from evermark.sources.kinds import SourceState
 from evermark.sources.postgres.failures import INSTALL_HINT
 from evermark.sources.postgres.lsn import Position, lsn_text
-from evermark.sources.postgres.outbox import SCHEMA_VERSION, SCHEMA_VERSION_READ, unwatched_mend, unwatched_said
+from evermark.sources.postgres.outbox import (
+    SCHEMA_VERSION,
+    SCHEMA_VERSION_READ,
+    capture_trigger,
+    unwatched_mend,
+    unwatched_said,
+)
 from evermark.sources.postgres.slots import Slot
 from evermark.sources.postgres.survey import SAFE_SHARE_MIN, UPGRADE_HINT, VERSION_MIN, WAL_LEVEL_HINT, outdated
 from evermark.sources.postgres.target import PostgresTarget
@@ -82,6 +88,7 @@ class CapturedFacts:
     rows: str
     truncate: str
     stale: bool
+    trigger: str  # what the one for rows is called
 
 
 @dataclass(frozen=True)
@@ -144,7 +151,7 @@ def judged(facts: Facts, target: PostgresTarget, kept: SourceState | None) -> li
         found += judged_slot(slot, target, server, kept, installed=facts.outbox is not None)
     found += judged_rest(facts, server)
     if facts.outbox is not None:
-        found += _tables(facts.outbox.captured, target)
+        found += _tables(facts.outbox, target)
         found += _parts(facts.outbox, target)
         found += _days(facts.outbox, target)
         found += _events(facts.outbox)
@@ -359,7 +366,8 @@ def _transactions(facts: Facts, server: ServerFacts) -> Iterator[Finding]:
         yield ok("transactions", "none that writes is open for long")
 
 
-def _tables(captured: tuple[CapturedFacts, ...] | None, target: PostgresTarget) -> Iterator[Finding]:
+def _tables(outbox: OutboxFacts, target: PostgresTarget) -> Iterator[Finding]:
+    captured = outbox.captured
     if captured is None:
         return
     ill = False
@@ -368,18 +376,21 @@ def _tables(captured: tuple[CapturedFacts, ...] | None, target: PostgresTarget) 
         ill = True
         yield wrong("tables", f"{name} stands in the file and is not captured", INSTALL_HINT)
     for table in captured:
-        for trigger, state in (("capture", table.rows), ("truncate", table.truncate)):
+        for trigger, state in ((f'"{table.trigger}"', table.rows), (f"{target.schema}_truncate", table.truncate)):
             if state == "A":
                 continue
             ill = True
-            enable = f"alter table {table.quoted} enable always trigger {target.schema}_{trigger};"
+            enable = f"alter table {table.quoted} enable always trigger {trigger};"
             if state == "O":
-                found = f"{table.name}: what replication writes is not captured ({trigger})"
+                found = f"{table.name}: what replication writes is not captured (trigger {trigger})"
                 yield warning("triggers", found, enable)
             elif state:
-                yield wrong("triggers", f"{table.name}: trigger {target.schema}_{trigger} is switched off", enable)
+                yield wrong("triggers", f"{table.name}: trigger {trigger} is switched off", enable)
             else:
-                yield wrong("triggers", f"{table.name}: trigger {target.schema}_{trigger} is missing", INSTALL_HINT)
+                yield wrong("triggers", f"{table.name}: trigger {trigger} is missing", INSTALL_HINT)
+        if table.trigger != capture_trigger(target) and (outbox.version or 0) >= SCHEMA_VERSION:
+            ill = True
+            yield warning("triggers", f"{table.name}: its triggers are of an earlier version", f"{INSTALL_HINT} again")
         if table.stale:
             ill = True
             yield warning("tables", f"{table.name}: its columns changed since install", f"{INSTALL_HINT} again")

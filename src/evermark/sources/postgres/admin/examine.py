@@ -103,14 +103,15 @@ select x.statement from (
 """
 _CAPTURED = """
 select n.nspname || '.' || c.relname, format('%%I.%%I', n.nspname, c.relname),
-       coalesce(max(t.tgenabled::text) filter (where t.tgname = '@schema_name@_capture'), ''),
+       coalesce(max(t.tgenabled::text) filter (where t.tgname in (@captures@)), ''),
        coalesce(max(t.tgenabled::text) filter (where t.tgname = '@schema_name@_truncate'), ''),
        s.columns is distinct from (
            select jsonb_agg(jsonb_build_array(a.attname, format_type(a.atttypid, a.atttypmod)) order by a.attnum)
-           from pg_attribute a where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped)
+           from pg_attribute a where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped),
+       coalesce(max(t.tgname::text) filter (where t.tgname in (@captures@)), '@capture@')
 from pg_trigger t join pg_class c on c.oid = t.tgrelid join pg_namespace n on n.oid = c.relnamespace
 left join @schema@.streams s on s.name = n.nspname || '.' || c.relname
-where t.tgname in ('@schema_name@_capture', '@schema_name@_truncate') and t.tgparentid = 0
+where t.tgname in (@captures@, '@schema_name@_truncate') and t.tgparentid = 0
 group by c.oid, n.nspname, c.relname, s.columns order by 1
 """
 _PARTITIONS = """

@@ -27,6 +27,14 @@ WAIT_S = 600.0
 _UPGRADES = ("upgrade_3.sql",)
 _TABLES = ("01_schema.sql", *_UPGRADES, "02_functions.sql", "03_watch.sql")
 _PER_SLOT = ("04_publication.sql", "05_reader.sql", "06_slot.sql", "07_registered.sql")
+_RENEWED = """-- Other tables that an earlier version captured.
+select @schema@.renew(tgrelid) from pg_catalog.pg_trigger where tgname = '@schema_name@_capture' and tgparentid = 0;
+"""
+_OLDER = """
+select format('%%I.%%I', n.nspname, c.relname) from pg_trigger t
+join pg_class c on c.oid = t.tgrelid join pg_namespace n on n.oid = c.relnamespace
+where t.tgname = '@schema_name@_capture' and t.tgparentid = 0 order by 1
+"""
 _LOCK_TIMEOUT = f"{LOCK_TIMEOUT_S:g}s"
 
 
@@ -38,6 +46,7 @@ def install_sql(target: PostgresTarget, tables: Sequence[TableChoice] = (), *, r
         parts += [script(name, part) for name in _PER_SLOT]
     parts.append("-- Triggers, last: from here on changes are captured.\n")
     parts += [_watch(table, target).as_string() + ";\n" for table in tables]
+    parts.append(filled(_RENEWED, target))
     if role is not None:
         parts.append(script("role.sql", target, role=role))
     return "\n".join(parts)
@@ -76,10 +85,12 @@ def install(
             waiting.for_lock("install the outbox", partial(_install_schema, link, target))
             for part in target.parts():
                 _install_reader(link, part, made, waiting, goes_on=goes_on)
-            return [_capture(link, table, target, made, waiting) for table in tables]
+            done = [_capture(link, table, target, made, waiting) for table in tables]
+            _renew_others(link, target, waiting, say)
         except BaseException:
             _undo(target, made, say)
             raise
+    return done
 
 
 def _install_schema(link: Link, target: PostgresTarget) -> None:
@@ -205,9 +216,19 @@ def _capture(link: Link, table: TableChoice, target: PostgresTarget, made: Made,
     return said if table.name == table.stream else f"{table.name}: stream {said}"
 
 
+def _renew_others(link: Link, target: PostgresTarget, waiting: Waiting, say: Say) -> None:
+    """Tables captured by a trigger of an earlier version, and not in the file. They stay captured either way."""
+    for (table,) in link.rows(filled(_OLDER, target), doing="looking for triggers of an earlier version"):
+        query = filled("select @schema@.renew(%s::text::regclass)", target)
+        try:
+            waiting.for_lock(f"renew the triggers of {table}", partial(link.row, query, (table,), doing="renewing"))
+        except EvermarkError as error:
+            say(f"the triggers of {table} stay as an earlier version made them: {error.message}")
+
+
 def _captured(link: Link, table: str, target: PostgresTarget) -> bool:
-    query = "select 1 from pg_trigger where tgrelid = to_regclass(%s) and tgname = %s"
-    return link.row(query, (table, f"{target.schema}_capture"), doing=f"looking at {table}") is not None
+    query = filled("select 1 from pg_trigger where tgrelid = to_regclass(%s) and tgname in (@captures@)", target)
+    return link.row(query, (table,), doing=f"looking at {table}") is not None
 
 
 def _release(link: Link, table: str, target: PostgresTarget) -> str:

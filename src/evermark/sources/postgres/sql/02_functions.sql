@@ -204,7 +204,7 @@ declare
 begin
     with recursive upwards as (
         select t.tgparentid, t.tgrelid, t.tgargs from pg_trigger t
-        where t.tgrelid = target and t.tgname = '@schema_name@_capture' and t.tgenabled <> 'D'
+        where t.tgrelid = target and t.tgname in (@captures@) and t.tgenabled <> 'D'
         union all
         select t.tgparentid, t.tgrelid, t.tgargs from upwards u join pg_trigger t on t.oid = u.tgparentid
     )

@@ -1,7 +1,10 @@
 -- Capturing tables: `select watch('public.orders')`, by hand or by `evermark source install`.
 
 -- Capture a table. Run again after a change of its columns: types are looked up, the schema version grows. Nothing is
--- dropped: a trigger is made, or replaced in place, and only when something about it changed.
+-- dropped: a trigger is made, or replaced in place, and only when something about it changed. (One that has its name of
+-- version 3 is made by the new name before it goes, in one transaction.)
+-- Triggers of one row fire in the order of their names: ours is called so that it comes first. After a trigger that changes
+-- the row again, the second change would be written before the first.
 -- Triggers fire `always`: rows that come by logical replication, or with session_replication_role = replica, count.
 create or replace function @schema@.watch(target regclass, excluded text[] default '{}', hashed text[] default '{}')
 returns text
@@ -14,7 +17,8 @@ declare
     stranger text;
     namesake regclass;
     renamed record;
-    changed boolean := false;
+    changed boolean;
+    renew boolean;
 begin
     select n.nspname || '.' || c.relname into stream_name
     from pg_class c join pg_namespace n on n.oid = c.relnamespace
@@ -53,7 +57,7 @@ begin
     -- One stream is one table: a."b.c" and "a.b".c come to the same name, and so do a table that was renamed after it was
     -- captured and the one that has its name now.
     select t.tgrelid into namesake from pg_trigger t
-    where t.tgname = '@schema_name@_capture' and t.tgparentid = 0 and t.tgrelid <> target
+    where t.tgname in (@captures@) and t.tgparentid = 0 and t.tgrelid <> target
       and position(convert_to(stream.id::text, getdatabaseencoding()) || '\x00'::bytea in t.tgargs) = 1;
     if namesake is not null then
         raise exception 'stream % is that of table % already, and would be that of %, too', stream_name, namesake, target
@@ -69,29 +73,42 @@ begin
                                                         order by a.attnum)::text into wanted
         from pg_attribute a where a.attrelid = target and a.attnum > 0;
     end if;
-    if not @schema@.is_watched(target, wanted) then
+    changed := not @schema@.is_watched(target, wanted);
+    renew := exists (select from pg_trigger t where t.tgrelid = target and t.tgname = '@schema_name@_capture');
+    if renew then  -- by its name of before; with the lock that dropping it takes, before any that is less
+        execute format('lock table %s in access exclusive mode', target);
+    end if;
+    if changed or renew then
         execute format('create or replace trigger %I after insert or update or delete on %s
                         for each row execute function %I.capture(%s)',
-            '@schema_name@_capture', target, '@schema_name@',
+            '@capture@', target, '@schema_name@',
             (select string_agg(quote_literal(w), ', ' order by o) from unnest(wanted) with ordinality t(w, o)));
         execute format('create or replace trigger %I after truncate on %s
                         for each statement execute function %I.capture_truncate(%L, %L, %L)',
             '@schema_name@_truncate', target, '@schema_name@', wanted[1], wanted[2], wanted[3]);
-        execute format('alter table %s enable always trigger %I', target, '@schema_name@_capture');
+        execute format('alter table %s enable always trigger %I', target, '@capture@');
         execute format('alter table %s enable always trigger %I', target, '@schema_name@_truncate');
-        changed := true;
+    end if;
+    if renew then
+        execute format('drop trigger %I on %s', '@schema_name@_capture', target);
     end if;
     perform @schema@.allow_owner(target);
     perform @schema@.watch_partition(part) from @schema@.unwatched_partitions(target) part;
     return stream_name || case when changed then ' captured' else ' unchanged' end;
 end $fn$;
 
+-- A table that an earlier version captured, watched as this one does, with the columns hidden that were.
+create or replace function @schema@.renew(target regclass) returns text
+language sql set search_path = pg_catalog, pg_temp as $fn$
+    select @schema@.watch(target, r.args[7]::text[], r.args[8]::text[]) from @schema@.captured_root(target) r
+$fn$;
+
 -- Whether a table's capture trigger is there, switched on, and made with these arguments.
 create or replace function @schema@.is_watched(target regclass, wanted text[]) returns boolean
 language sql stable set search_path = pg_catalog, pg_temp as $fn$
     select exists (
         select from pg_trigger t
-        where t.tgrelid = target and t.tgname = '@schema_name@_capture' and t.tgenabled = 'A'
+        where t.tgrelid = target and t.tgname in (@captures@) and t.tgenabled = 'A'
           and t.tgfoid = '@schema_name@.capture()'::regprocedure
           and t.tgargs = (select string_agg(convert_to(w, getdatabaseencoding()) || '\x00'::bytea, '' order by o)
                           from unnest(wanted) with ordinality u(w, o)))
@@ -104,7 +121,7 @@ create or replace function @schema@.unwatched_partitions(target regclass default
 language sql stable set search_path = pg_catalog, pg_temp as $fn$
     with recursive tree as (
         select c.oid, true as top from pg_trigger t join pg_class c on c.oid = t.tgrelid and c.relkind = 'p'
-        where t.tgname = '@schema_name@_capture' and t.tgparentid = 0 and t.tgrelid = coalesce(target, t.tgrelid)
+        where t.tgname in (@captures@) and t.tgparentid = 0 and t.tgrelid = coalesce(target, t.tgrelid)
         union all
         select i.inhrelid, false from tree join pg_inherits i on i.inhparent = tree.oid where not i.inhdetachpending
     )
@@ -145,7 +162,7 @@ declare
     made integer := 0;
 begin
     perform @schema@.allow_owner(t.tgrelid) from pg_trigger t
-    where t.tgname = '@schema_name@_capture' and t.tgparentid = 0;
+    where t.tgname in (@captures@) and t.tgparentid = 0;
     for part in select * from @schema@.unwatched_partitions() limit 1000 loop
         begin
             perform @schema@.watch_partition(part);
@@ -156,7 +173,7 @@ begin
     end loop;
     for part in select t.tgrelid from pg_trigger t
                 where t.tgname = '@schema_name@_partition' and not exists (
-                    select from pg_trigger own where own.tgrelid = t.tgrelid and own.tgname = '@schema_name@_capture')
+                    select from pg_trigger own where own.tgrelid = t.tgrelid and own.tgname in (@captures@))
     loop
         begin
             execute format('drop trigger if exists %I on %s', '@schema_name@_partition', part);
@@ -176,7 +193,7 @@ declare
 begin
     if current_setting('@schema_name@.watching', true) = 'on' then return; end if;
     perform @schema@.allow_owner(t.tgrelid) from pg_trigger t join pg_event_trigger_ddl_commands() d on d.objid = t.tgrelid
-    where t.tgname = '@schema_name@_capture' and t.tgparentid = 0 and d.classid = 'pg_class'::regclass;
+    where t.tgname in (@captures@) and t.tgparentid = 0 and d.classid = 'pg_class'::regclass;
     for part in select p from @schema@.unwatched_partitions() p
                 where exists (select from pg_event_trigger_ddl_commands() d where d.classid = 'pg_class'::regclass
                               and d.objid in (select a from pg_partition_ancestors(p) a))
@@ -213,6 +230,7 @@ begin
     loop
         execute format('drop trigger if exists %I on %s', '@schema_name@_partition', part);
     end loop;
+    execute format('drop trigger if exists %I on %s', '@capture@', target);
     execute format('drop trigger if exists %I on %s', '@schema_name@_capture', target);
     execute format('drop trigger if exists %I on %s', '@schema_name@_truncate', target);
 end $fn$;

@@ -4,7 +4,7 @@ declare
     target regclass;
 begin
     for target in select t.tgrelid::regclass from pg_catalog.pg_trigger t
-                  where t.tgname = '@schema_name@_capture' and t.tgparentid = 0
+                  where t.tgname in (@captures@) and t.tgparentid = 0
     loop
         perform @schema@.unwatch(target);
     end loop;
