@@ -163,6 +163,30 @@ def test_triggers_of_version_3_get_the_name_that_comes_first(server: PostgresSer
         assert [json.loads(row["payload"]) for row in at.drain()][-1] == {"id": 2}
 
 
+def test_virtual_generated_columns_are_left_out(server: PostgresServer) -> None:
+    """GIVEN version 3, which logs them as null WHEN installed again THEN they are in no event, and new columns are."""
+    if server.binaries.major < 18:
+        pytest.skip("no virtual generated columns before 18")
+    create = "create table v (id int primary key, price int, total int generated always as (price * 2))"
+    table = TableChoice("public.v", hash=("price",))
+    with scene_of_version_3(server, TableChoice("public.v"), create=create) as at:
+        at.db.execute("insert into v values (1, 3)")
+        assert install(at.target, [TableChoice("public.v")]) == ["public.v captured"]
+        at.db.execute("update v set price = 4")
+        at.db.execute("alter table v drop column total, add column note text default 'n', add column p2 int")
+        at.db.execute("delete from v")
+        rows = [(json.loads(row["payload"] or "{}"), json.loads(row["before"] or "{}")) for row in at.drain()]
+        assert rows[1] == ({"id": 1, "price": 4}, {"id": 1, "price": 3})
+        assert rows[2] == ({}, {"id": 1, "price": 4, "note": "n", "p2": None})
+        # AND what is hidden beside them is hidden by number still
+        at.db.execute("alter table v drop column p2, add column total int generated always as (price * 2)")
+        assert install(at.target, [table]) == ["public.v captured"]
+        at.db.execute("insert into v values (5, 6); alter table v rename total to twice; insert into v values (7, 8)")
+        told = [json.loads(row["payload"]) for row in at.drain()]
+        assert [image.keys() for image in told] == [{"id", "price", "note"}, {"id", "price", "note", "twice"}]
+        assert told[0]["price"].startswith("sha256:") and told[1]["price"].startswith("sha256:")
+
+
 def test_an_outbox_of_version_3_hides_columns_by_number_once_it_is_upgraded(server: PostgresServer) -> None:
     """GIVEN version 3 with hidden columns WHEN installed again THEN a rename hides them still."""
     create = "create table users (id int primary key, password text, email text, n int)"

@@ -65,12 +65,16 @@ begin
                                                               '@schema_name@', namesake);
     end if;
 
+    -- What a virtual generated column holds is computed when it is read: to a trigger it is null, whatever it would be.
+    excluded := excluded || array(
+        select a.attname::text from pg_attribute a where a.attrelid = target and a.attgenerated = 'v'
+        and not a.attisdropped and a.attname <> all (excluded) order by a.attnum);
     wanted := array[stream.id::text, stream_name, stream.schema_version::text,
         @schema@.key_columns(target)::text, @schema@.columns_of_type(target, 'numeric')::text,
         @schema@.columns_of_type(target, 'bigint')::text, excluded::text, hashed::text];
     if cardinality(excluded || hashed) > 0 then
-        select wanted || target::oid::text || array_agg(case when not a.attisdropped then a.attname end
-                                                        order by a.attnum)::text into wanted
+        select wanted || target::oid::text || array_agg(
+            case when not a.attisdropped and a.attgenerated <> 'v' then a.attname end order by a.attnum)::text into wanted
         from pg_attribute a where a.attrelid = target and a.attnum > 0;
     end if;
     changed := not @schema@.is_watched(target, wanted);
