@@ -57,6 +57,53 @@ def test_every_change_of_a_captured_table_is_an_event(at: Scene) -> None:
     assert [json.loads(r["before"])["total"] if r["before"] else None for r in rows] == [None, "99.50", "1.00", None]
 
 
+AWKWARD = (r'{"a": "\u0000"}', r'"\ud800"', "1e400000")
+
+
+def test_json_that_jsonb_cannot_hold_is_text_and_no_transaction_fails(server: PostgresServer) -> None:
+    """GIVEN columns of type json WHEN they hold what jsonb cannot THEN the row is written, and they are text in it."""
+    create = """create table j (id int primary key, doc json, total numeric, "a b" text, docs json[], secret text);
+                create table p (id int primary key, doc json) partition by range (id);
+                create table p1 partition of p for values from (0) to (10)"""
+    tables = (TableChoice("public.j", exclude=("secret",)), TableChoice("public.p"))
+    with scene(server, *tables, create=create) as at:
+        for number, text in enumerate(AWKWARD):
+            at.db.execute("insert into j values (%s, %s, 1.50, 'x', array[%s::json], 's')", (number, text, text))
+        at.db.execute("update j set doc = '{}', docs = null; delete from j")
+        at.db.execute("insert into p values (1, %s), (2, '{}')", (AWKWARD[0],))
+        at.db.execute("truncate p1")
+        rows = at.drain()
+        for number, text in enumerate(AWKWARD):
+            inserted, before = json.loads(rows[number]["payload"]), json.loads(rows[3 + number]["before"])
+            assert inserted == before and inserted.pop("docs").startswith("{")
+            assert inserted == {"id": number, "doc": text, "total": "1.50", "a b": "x"}
+            assert json.loads(rows[3 + number]["payload"])["doc"] == {}
+        truncated = [row for row in rows if row["stream"] == "public.p" and row["op"] == "delete"]
+        gone = sorted((row["key"], json.loads(row["before"])["doc"]) for row in truncated)
+        assert gone == [("1", AWKWARD[0]), ("2", {})]
+
+
+def test_a_value_too_large_for_jsonb_is_left_out_and_no_transaction_fails(server: PostgresServer) -> None:
+    """GIVEN a value of which jsonb has no room WHEN its row is changed THEN all of the row but that value is told."""
+    create = """create table big (id int primary key, raw bytea, note text);
+                insert into big select 1, decode(repeat('00', 140 * 1024 * 1024), 'hex'), 'n'"""
+    with scene(server, TableChoice("public.big"), create=create) as at:
+        at.db.execute("delete from big")
+        (row,) = at.drain()
+        assert (row["op"], row["key"], json.loads(row["before"])) == ("delete", "1", {"id": 1, "note": "n"})
+
+
+def test_a_stream_that_another_session_began_is_no_conflict_in_repeatable_read(at: Scene) -> None:
+    """GIVEN an older snapshot WHEN the same new stream gets its first event from it, too THEN both events are there."""
+    with at.connection() as older:
+        older.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        older.execute("select 1 from orders")
+        at.emit("fresh", "1")
+        emit(older, "fresh", "2")
+        older.commit()
+    assert [(row["stream"], row["key"]) for row in at.drain()] == [("fresh", "1"), ("fresh", "2")]
+
+
 def test_changes_that_another_trigger_makes_come_after_the_change_that_fired_it(server: PostgresServer) -> None:
     """GIVEN triggers, and a key on the table itself, that change the row again WHEN changed THEN the last
     event of a record is what the table has."""

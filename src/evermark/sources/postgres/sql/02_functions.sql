@@ -13,6 +13,40 @@ language sql immutable parallel safe set search_path = pg_catalog, pg_temp as $f
         else value end
 $fn$;
 
+-- A row as jsonb, if need be column by column: json may hold what jsonb cannot (\u0000, half a surrogate pair, 1e400000).
+-- Such a value comes as the text it is. What does not fit into jsonb, which ends at 256 MB, is left out: a user's
+-- transaction does not fail for it.
+create or replace function @schema@.row_image(changed anyelement, relation oid, excluded text[]) returns jsonb
+language plpgsql set search_path = pg_catalog, pg_temp as $fn$
+declare
+    name text;
+    value jsonb;
+    found_so_far jsonb := '{}';
+begin
+    begin
+        return to_jsonb(changed);
+    exception when untranslatable_character or invalid_text_representation or numeric_value_out_of_range
+                   or program_limit_exceeded then
+        null;
+    end;
+    for name in select a.attname from pg_attribute a
+                where a.attrelid = relation and a.attnum > 0 and not a.attisdropped and a.attname <> all (excluded)
+                order by a.attnum
+    loop
+        begin
+            begin
+                execute format('select to_jsonb(($1).%I)', name) into value using changed;
+            exception when untranslatable_character or invalid_text_representation or numeric_value_out_of_range then
+                execute format('select to_jsonb(($1).%I::text)', name) into value using changed;
+            end;
+            found_so_far := found_so_far || jsonb_build_object(name, value);
+        exception when program_limit_exceeded then
+            null;
+        end;
+    end loop;
+    return found_so_far;
+end $fn$;
+
 -- Whether the column of this number has another name by now. Not asked of pg_attribute: in repeatable read a query shows
 -- the catalog as it was when the transaction began, while its rows have their new names already.
 create or replace function @schema@.is_moved(captured oid, number integer, name text) returns boolean
@@ -133,16 +167,20 @@ declare
     record_key text;
     earlier_key text;
 begin
-    if tg_op <> 'DELETE' then
-        after_image := to_jsonb(new);
-        if not plain then
+    begin
+        if tg_op <> 'DELETE' then after_image := to_jsonb(new); end if;
+        if tg_op <> 'INSERT' then before_image := to_jsonb(old); end if;
+    exception when untranslatable_character or invalid_text_representation or numeric_value_out_of_range
+                   or program_limit_exceeded then
+        if tg_op <> 'DELETE' then after_image := @schema@.row_image(new, tg_relid, excluded); end if;
+        if tg_op <> 'INSERT' then before_image := @schema@.row_image(old, tg_relid, excluded); end if;
+    end;
+    if not plain then
+        if tg_op <> 'DELETE' then
             after_image := @schema@.image(
                 after_image, number, numerics, bigints, excluded, hashed, captured, known, tg_relid);
         end if;
-    end if;
-    if tg_op <> 'INSERT' then
-        before_image := to_jsonb(old);
-        if not plain then
+        if tg_op <> 'INSERT' then
             before_image := @schema@.image(
                 before_image, number, numerics, bigints, excluded, hashed, captured, known, tg_relid);
         end if;
@@ -250,8 +288,8 @@ begin
     keys := top.args[4]::text[];
     execute format('insert into @schema@.events (stream_id, stream, op, key, before, schema_version)
         select $1, $2, ''delete'', @schema@.record_key(i.image, $4, $5), i.image, $3
-        from (select case when $6 then to_jsonb(r.*)
-                     else @schema@.image(to_jsonb(r.*), $1, $7, $8, $9, $10, $11, $12, $5) end as image
+        from (select case when $6 then @schema@.row_image(r.*, $5, $9)
+                     else @schema@.image(@schema@.row_image(r.*, $5, $9), $1, $7, $8, $9, $10, $11, $12, $5) end as image
               from only %s r) i',
         tg_relid::regclass)  -- r.* is the row, whatever its columns are called: r alone would be a column r
     using top.args[1]::bigint, top.args[2], top.args[3]::integer, keys, tg_relid, plain,
@@ -284,8 +322,12 @@ begin
     -- A new stream is registered by whoever comes first; nobody waits for that transaction to end. Until then its
     -- events carry the name alone.
     if number is null and pg_try_advisory_xact_lock(hashtextextended('@schema_name@.stream.' || emit.stream, 0)) then
-        insert into @schema@.streams (name) values (emit.stream) on conflict (name) do nothing
-        returning id into number;
+        begin
+            insert into @schema@.streams (name) values (emit.stream) on conflict (name) do nothing
+            returning id into number;
+        exception when serialization_failure then
+            null;  -- somebody came first, whom our transaction, in repeatable read, cannot see
+        end;
         if number is null then
             select s.id into number from @schema@.streams s where s.name = emit.stream;
         end if;
