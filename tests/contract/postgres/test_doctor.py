@@ -128,6 +128,20 @@ def test_triggers_that_are_off_are_found_and_the_advice_repairs_them(at: Scene) 
     assert wrong(at.target) == {} and "triggers" not in warned(at.target)
 
 
+def test_an_owner_who_could_use_the_rights_of_who_installed_is_named(at: Scene) -> None:
+    """GIVEN a superuser's outbox WHEN a captured table belongs to a role with less THEN a warning names both."""
+    assert "capture_rights" not in warned(at.target)
+    at.db.execute("drop role if exists lesser; create role lesser; alter table orders owner to lesser")
+    try:
+        found = warned(at.target)["capture_rights"]
+        assert "public.orders" in found.found and "lesser" in found.found and "as the tables' owner" in found.mend
+        said: list[str] = []
+        install(at.target, [ORDERS_TABLE], say=said.append)
+        assert any("lesser" in line for line in said)
+    finally:
+        at.db.execute("reassign owned by lesser to current_user; drop owned by lesser; drop role lesser")
+
+
 def test_tables_not_captured_or_changed_since_are_found(at: Scene) -> None:
     """GIVEN a table of the file without a trigger, and one with a new column WHEN examined THEN both are named."""
     at.db.execute("create table more (id int primary key)")

@@ -132,6 +132,7 @@ FINDINGS: list[tuple[str, Facts, str, Grade, str]] = [
     ("truncate off", with_table(truncate="D"), "triggers", Grade.WRONG, "enable always trigger pgstream_truncate"),
     ("trigger gone", with_table(truncate=""), "triggers", Grade.WRONG, "evermark source install"),
     ("older trigger", with_table(trigger="pgstream_capture"), "triggers", Grade.WARNING, "evermark source install"),
+    ("lent rights", with_table(lends="postgres", owner="app"), "capture_rights", Grade.WARNING, "as the tables' owner"),
     ("not always", with_table(rows="O"), "triggers", Grade.WARNING, 'enable always trigger "!pgstream_capture"'),
     ("no tomorrow", with_days(ahead=0), "partitions", Grade.WARNING, "source maintain"),
     ("no today", with_days(today=False), "partitions", Grade.WARNING, "source maintain"),

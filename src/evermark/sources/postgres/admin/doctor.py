@@ -89,6 +89,8 @@ class CapturedFacts:
     truncate: str
     stale: bool
     trigger: str  # what the one for rows is called
+    lends: str | None = None  # the role whose rights the owner of the table lacks, and its triggers have
+    owner: str = ""
 
 
 @dataclass(frozen=True)
@@ -391,6 +393,13 @@ def _tables(outbox: OutboxFacts, target: PostgresTarget) -> Iterator[Finding]:
         if table.trigger != capture_trigger(target) and (outbox.version or 0) >= SCHEMA_VERSION:
             ill = True
             yield warning("triggers", f"{table.name}: its triggers are of an earlier version", f"{INSTALL_HINT} again")
+        if table.lends is not None:
+            yield warning(
+                "capture_rights",
+                f"{table.name}: its owner {table.owner} can run code as {table.lends}, who installed the outbox: a cast"
+                " of the owner's own type to json runs in its triggers",
+                "if the owner is not to have such rights: install as the tables' owner (docs/limits.md)",
+            )
         if table.stale:
             ill = True
             yield warning("tables", f"{table.name}: its columns changed since install", f"{INSTALL_HINT} again")

@@ -108,11 +108,14 @@ select n.nspname || '.' || c.relname, format('%%I.%%I', n.nspname, c.relname),
        s.columns is distinct from (
            select jsonb_agg(jsonb_build_array(a.attname, format_type(a.atttypid, a.atttypmod)) order by a.attnum)
            from pg_attribute a where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped),
-       coalesce(max(t.tgname::text) filter (where t.tgname in (@captures@)), '@capture@')
-from pg_trigger t join pg_class c on c.oid = t.tgrelid join pg_namespace n on n.oid = c.relnamespace
+       coalesce(max(t.tgname::text) filter (where t.tgname in (@captures@)), '@capture@'),
+       max(o.rolname::text) filter (where t.tgname in (@captures@) and not pg_has_role(c.relowner, o.oid, 'MEMBER')),
+       pg_get_userbyid(c.relowner)::text
+from pg_trigger t join pg_proc f on f.oid = t.tgfoid join pg_roles o on o.oid = f.proowner
+join pg_class c on c.oid = t.tgrelid join pg_namespace n on n.oid = c.relnamespace
 left join @schema@.streams s on s.name = n.nspname || '.' || c.relname
 where t.tgname in (@captures@, '@schema_name@_truncate') and t.tgparentid = 0
-group by c.oid, n.nspname, c.relname, s.columns order by 1
+group by c.oid, n.nspname, c.relname, c.relowner, s.columns order by 1
 """
 _PARTITIONS = """
 select c.relname::text, coalesce(pg_relation_size(c.oid), 0), greatest(c.reltuples, 0)::bigint,

@@ -35,6 +35,11 @@ select format('%%I.%%I', n.nspname, c.relname) from pg_trigger t
 join pg_class c on c.oid = t.tgrelid join pg_namespace n on n.oid = c.relnamespace
 where t.tgname = '@schema_name@_capture' and t.tgparentid = 0 order by 1
 """
+_LENT = """
+select distinct pg_get_userbyid(c.relowner)::text, pg_get_userbyid(f.proowner)::text
+from pg_trigger t join pg_class c on c.oid = t.tgrelid join pg_proc f on f.oid = t.tgfoid
+where t.tgname in (@captures@) and t.tgparentid = 0 and not pg_has_role(c.relowner, f.proowner, 'MEMBER') order by 1, 2
+"""
 _LOCK_TIMEOUT = f"{LOCK_TIMEOUT_S:g}s"
 
 
@@ -87,6 +92,7 @@ def install(
                 _install_reader(link, part, made, waiting, goes_on=goes_on)
             done = [_capture(link, table, target, made, waiting) for table in tables]
             _renew_others(link, target, waiting, say)
+            _say_who_lends(link, target, say)
         except BaseException:
             _undo(target, made, say)
             raise
@@ -224,6 +230,14 @@ def _renew_others(link: Link, target: PostgresTarget, waiting: Waiting, say: Say
             waiting.for_lock(f"renew the triggers of {table}", partial(link.row, query, (table,), doing="renewing"))
         except EvermarkError as error:
             say(f"the triggers of {table} stay as an earlier version made them: {error.message}")
+
+
+def _say_who_lends(link: Link, target: PostgresTarget, say: Say) -> None:
+    for owner, lender in link.rows(filled(_LENT, target), doing="looking whose tables are captured"):
+        say(
+            f"{owner}, who owns captured tables, can run code as {lender}, who installed the outbox: a cast of the"
+            " owner's own type to json runs in its triggers. If that is not wanted, install as the tables' owner"
+        )
 
 
 def _captured(link: Link, table: str, target: PostgresTarget) -> bool:
