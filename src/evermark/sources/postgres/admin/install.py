@@ -17,7 +17,7 @@ from psycopg import sql
 from evermark.errors import EvermarkError
 from evermark.sources.postgres.admin.checks import require_installable
 from evermark.sources.postgres.admin.waiting import LOCK_TIMEOUT_S, Say, Waiting
-from evermark.sources.postgres.connect import Link, connect
+from evermark.sources.postgres.connect import SEARCH_PATH, Link, connect
 from evermark.sources.postgres.failures import translated
 from evermark.sources.postgres.outbox import create_publication, filled, schema_there, script
 from evermark.sources.postgres.slots import drop_slot, slot_named, spare_name
@@ -46,6 +46,7 @@ _LOCK_TIMEOUT = f"{LOCK_TIMEOUT_S:g}s"
 def install_sql(target: PostgresTarget, tables: Sequence[TableChoice] = (), *, role: str | None = "evermark") -> str:
     """The whole of it for a DBA to read and run with psql, with the rights of a least-privilege role, if any."""
     parts = ["-- Run with psql, outside a transaction: the slot needs a transaction of its own.\n"]
+    parts.append(f"set search_path = {SEARCH_PATH};  -- nobody's functions in other schemas are called by mistake\n")
     parts += [script(name, target) for name in _TABLES]
     for part in target.parts():
         parts += [script(name, part) for name in _PER_SLOT]
