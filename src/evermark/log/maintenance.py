@@ -215,7 +215,11 @@ class Maintenance:
 
     def _compact(self, report: MaintenanceReport) -> FormatError | None:
         """Returns why some files could not be merged, if they are there and damaged."""
-        if not groups_to_merge(self._there(self._reader.files())):
+        files = self._reader.files()
+        if self._damaged:  # those that were given up, or that retention removed, are nobody's trouble any more
+            names = {Path(file.path).name for file in files}
+            self._damaged = {name: error for name, error in self._damaged.items() if name in names}
+        if not groups_to_merge(self._there(files)):
             return next(iter(self._damaged.values()), None)
         table = self._handle.refresh()
         groups, merged = [], []

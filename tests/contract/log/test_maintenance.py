@@ -600,9 +600,24 @@ def test_a_damaged_file_is_read_once_and_those_around_it_are_merged(
     assert read.count(str(ill)) == 2, "by the merge that met it, and to find out which one it was"
     ill.write_bytes(whole)
     clock.now += SCAN_EVERY_S
+    assert care.run().compacted == 0
     fill(log, 4 * FAN_IN[0], first=3 * FAN_IN[0] + 1)
     assert care.run().compacted == FAN_IN[0] + 1
     assert ids(folder) == expected(4 * FAN_IN[0])
+
+
+def test_a_damaged_file_that_was_given_up_is_said_no_more(folder: Path, clock: Clock) -> None:
+    """GIVEN a damaged file that maintenance has met WHEN it is moved away and given up THEN rounds are well at once."""
+    log, care = DeltaLog(folder), Maintenance(folder, None, clock)
+    fill(log, FAN_IN[0])
+    ill = Path(next(file.path for file in LogReader(folder).files_of(0, 3, 4)))
+    ill.write_bytes(ill.read_bytes()[:100])
+    with pytest.raises(FormatError, match=ill.name):
+        care.run()
+    ill.unlink()
+    another = Maintenance(folder)
+    another.give_up(another.missing())
+    assert care.run().lost == ()
 
 
 def test_a_file_that_came_while_the_folder_was_listed_is_not_missing(
